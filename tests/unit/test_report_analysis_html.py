@@ -237,6 +237,19 @@ def test_the_page_shows_proxy_warnings_uncosted_operators_levels_and_versions() 
         assert part in text, part
 
 
+@pytest.mark.parametrize(("folder", "shown"), [("nets", "nets/model.onnx"), ("../elsewhere", "model.onnx")])
+def test_what_the_page_rests_on_is_in_words_and_names_no_folder_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, shown: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = (tmp_path / folder / "model.onnx").resolve()
+    inputs = [{"name": "x", "dtype": "float32", "shape": ["batch", 3]}]
+    model = {"path": str(path), "inputs": inputs, "weights_hashed": True, "left_out": None}
+    page = _page(dataclasses.replace(analysis_of(small_layers), model=model))
+    assert f"model{shown}inputsx float32 [batch, 3]weights hashedyestrtopt" in page.text
+    assert str(tmp_path) not in page.source
+
+
 def test_the_limit_names_the_kernels_that_make_the_difference() -> None:
     excess = Excess("layout", "Transpose", "fp16", 3, ("turn<b>",), 40.0, 38.0)
     page = html_page(view(analysis_of(small_layers, limit=Limit(60.0, 98.0, 50.0, 2_000_000, (excess,))), GPU))

@@ -84,7 +84,7 @@ def view(analysis: Analysis, gpu: GpuSpec, *, l2_bandwidth_gbs: float | None = N
         Section("Device memory", _memory(analysis), "page"),
         Section("Levels", _levels(analysis)),
         Section("Without a cost, and in no sum", _uncosted(analysis, labels)),
-        _assumptions(analysis, gpu),
+        _assumptions(analysis),
     )
     name = f"{model_name(analysis)} on {visible(gpu.name)}, {analysis.precision}"
     return View(line(headline(analysis)), lead, sections, name=name, warnings=analysis.warnings)
@@ -327,20 +327,10 @@ def _uncosted(analysis: Analysis, labels: Labels) -> tuple[Block, ...]:
     return (pairs(rows), *left_out(len(groups) - _MOST_ROWS, "operator")) if rows else ()
 
 
-def _assumptions(analysis: Analysis, gpu: GpuSpec) -> Section:
+def _assumptions(analysis: Analysis) -> Section:
     """What the prediction takes for granted."""
     note = (
         " Arithmetic and memory are the times of each alone, that of idle SMs left out; the longer of the two bounds a"
         " layer, and latency where neither is half of its time."
     )
-    peaks = ", ".join(f"{dtype} {value:g}" for dtype, value in gpu.tflops.items())
-    values = {
-        "GPU": f"{gpu.name}, compute capability {gpu.compute_capability}",
-        "multiprocessors": str(gpu.sm),
-        "clocks": f"{gpu.clock_cuda_mhz:g} MHz, Tensor Cores {gpu.clock_tensor_mhz:g} MHz",
-        "peaks, TFLOP/s": peaks,
-        "memory": f"{gpu.memory_gb:g} GB at {gpu.bandwidth_gbs:g} GB/s, L2 {gpu.l2_mib:g} MiB",
-        "power limit": f"{gpu.tdp_w:g} W",
-        "source": gpu.source,
-    }
-    return rests_on(analysis.schema, {**values, **analysis.model}, Line(FLOP_NOTE + note, "quiet"))
+    return rests_on(analysis.schema, {**analysis.gpu, **analysis.model}, Line(FLOP_NOTE + note, "quiet"))

@@ -21,6 +21,7 @@ from trtopt.report.text.decisions import (
 from trtopt.report.text.format import (
     bytes_text,
     count,
+    near,
     percent,
     predicted_text,
     seconds_text,
@@ -107,7 +108,7 @@ def matrix_table(builds: Sequence[MatrixBuild]) -> Table:
 
 def _result(report: BuildReport) -> list[Block]:
     gpu = "portable (Ampere and later)" if report.gpu is None else str(report.gpu.get("name", ""))
-    rows = [("model", str(report.model.get("path") or report.model.get("target") or "in memory"))]
+    rows = [("model", near(str(report.model.get("path") or report.model.get("target") or "in memory")))]
     engine = report.engine
     if engine is not None:
         rows.append(("target", f"{gpu}, compute capability {', '.join(engine.compute_capabilities)}"))

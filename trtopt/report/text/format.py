@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -61,6 +62,14 @@ def some_names(names: Iterable[str], most: int, width: int = 40) -> str:
 def count(number: int, noun: str) -> str:
     """``1 kernel``, ``23 kernels``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def near(path: str) -> str:
+    """An absolute path from the current folder, or of elsewhere its last part: pages are shown to others."""
+    if not os.path.isabs(path):
+        return path
+    here = f"{os.getcwd()}{os.sep}"
+    return path.removeprefix(here) if path.startswith(here) else os.path.basename(path)
 
 
 def visible(text: str) -> str:
