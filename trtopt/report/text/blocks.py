@@ -219,6 +219,8 @@ class Table:
             for index, column in enumerate(self.columns)
             if column.on in on and (column.title or any(row[index] not in ("", Cell("")) for row in rows))
         ]
+        if "page" in on:  # first, where it stays while the others are scrolled
+            keep.sort(key=lambda index: self.columns[index].style != "name")
         by = None if self.sorted_by is None else keep.index(self.sorted_by) if self.sorted_by in keep else None
         cut = dataclasses.replace(
             self,

@@ -30,7 +30,7 @@ from trtopt.report.text.blocks import (
     table,
 )
 from trtopt.report.text.format import bytes_text, count, percent, seconds_text, shorten, time_text, visible
-from trtopt.report.text.words import rests_on
+from trtopt.report.text.words import VERIFIED, rests_on
 from trtopt.support.json_text import plain
 
 _LARGE_RISE = 0.05
@@ -121,8 +121,10 @@ def notes(report: SweepReport) -> list[str]:
     measures = sorted({found.measure for found in results if found.measure})
     lines = [f"latency: {' and '.join(kinds)}, of one run at the optimal shapes"] if kinds else []
     if measures:
-        verified = sorted({found.verified for found in results if found.verified})
-        where = f", verified: {', '.join(map(visible, verified))}" if verified else ""
+        verified = sorted(
+            {VERIFIED.get(found.verified, visible(found.verified)) for found in results if found.verified}
+        )
+        where = f", verified {' and '.join(verified)}" if verified else ""
         lines.append(f"drop: of {', '.join(map(visible, measures))}, against FP32{where}")
     rise = max((-found.drop for found in results if found.drop), default=0.0)
     if rise > _LARGE_RISE:

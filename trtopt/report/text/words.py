@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from trtopt.report.schema.sensitivity import Sensitivity
 
 LIMITERS = {"math": "arithmetic", "memory": "memory traffic", "latency": "latency"}
+VERIFIED = {"onnx-only": "on the CPU", "engine": "on the engine"}
+"""Where outputs were compared with FP32."""
 FLOP_NOTE = (
     "One multiply-add is 2 FLOP; the bytes of a layer are each input, constant and output once; 1 GB is 10⁹ bytes."
 )
@@ -34,7 +36,7 @@ _TITLES = {
     **{"compute_capability": "compute capability", "sm": "multiprocessors", "clock_cuda_mhz": "clock, MHz"},
     **{"clock_tensor_mhz": "clock of Tensor Cores, MHz", "memory_gb": "memory, GB", "l2_mib": "L2, MiB"},
     **{"bandwidth_gbs": "memory bandwidth, GB/s", "tdp_w": "power limit, W", "tflops": "peaks, TFLOP/s"},
-    **{"fma_per_clock_per_sm": "multiply-adds a clock and multiprocessor", "sparse_2_4": "2:4 sparsity"},
+    **{"fma_per_clock_per_sm": "multiply-adds a clock", "sparse_2_4": "2:4 sparsity"},
     **{"cache_bandwidth_gbs": "bandwidth of the caches, GB/s", "cache_bytes": "bytes that the caches take"},
     **{"latency_us": "least time of a node, us", "profiled_us": "time that profiling adds to a node, us"},
     **{"graph_optimizations": "graph optimizations", "load_average": "load average"},
