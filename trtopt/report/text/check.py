@@ -7,7 +7,20 @@ from collections.abc import Callable, Sequence
 
 from trtopt.report.schema.check import Checked, CheckReport, Gate, LayerChange, Unit
 from trtopt.report.schema.manifest import Manifest
-from trtopt.report.text.blocks import Block, Cell, Line, Section, Table, View, bullets, line, pairs, table
+from trtopt.report.text.blocks import (
+    Block,
+    Cell,
+    Column,
+    Line,
+    Section,
+    Table,
+    View,
+    bullets,
+    line,
+    numbers,
+    pairs,
+    table,
+)
 from trtopt.report.text.format import bytes_text, count, percent, time_text, visible
 from trtopt.report.text.names import Labels
 
@@ -49,7 +62,8 @@ def gate_table(found: CheckReport) -> Table:
         )
         for gate in found.gates
     ]
-    return table(("", "gate", "before", "now", "limit"), rows, right=(2, 3, 4))
+    columns = (Column(""), Column("gate", "text"), *numbers("before", "now", "limit"))
+    return Table(columns, tuple(rows))
 
 
 def limit(gate: Gate) -> str:

@@ -121,10 +121,8 @@ def notes(report: SweepReport) -> list[str]:
     measures = sorted({found.measure for found in results if found.measure})
     lines = [f"latency: {' and '.join(kinds)}, of one run at the optimal shapes"] if kinds else []
     if measures:
-        verified = sorted(
-            {VERIFIED.get(found.verified, visible(found.verified)) for found in results if found.verified}
-        )
-        where = f", verified {' and '.join(verified)}" if verified else ""
+        known = sorted({found.verified for found in results if found.verified})
+        where = f", verified {' and '.join(VERIFIED.get(each, visible(each)) for each in known)}" if known else ""
         lines.append(f"drop: of {', '.join(map(visible, measures))}, against FP32{where}")
     rise = max((-found.drop for found in results if found.drop), default=0.0)
     if rise > _LARGE_RISE:
