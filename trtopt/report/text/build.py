@@ -313,7 +313,7 @@ def _groups(items: Iterable[tuple[str, str]], labels: Labels) -> list[Block]:
 
 def _more_note(page: object) -> str:
     """Where the rest is shown."""
-    where = f"{visible(str(page))} has" if page else "--html FILE writes a page with"
+    where = f"{visible(str(page))} has" if page else "--html FILE, in Python to_html(), makes a page with"
     return f"--verbose adds every step, region and refusal; {where} all of it"
 
 

@@ -64,12 +64,15 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def from_here(path: str) -> str:
+    """A path below the current folder as it is written there."""
+    return path.removeprefix(f"{os.getcwd()}{os.sep}")
+
+
 def near(path: str) -> str:
-    """An absolute path from the current folder, or of elsewhere its last part: pages are shown to others."""
-    if not os.path.isabs(path):
-        return path
-    here = f"{os.getcwd()}{os.sep}"
-    return path.removeprefix(here) if path.startswith(here) else os.path.basename(path)
+    """A path from the current folder, or of elsewhere its last part: pages are shown to others."""
+    shown = from_here(path)
+    return os.path.basename(shown) if os.path.isabs(shown) else shown
 
 
 def visible(text: str) -> str:

@@ -47,7 +47,7 @@ from trtopt.report.text.calibration import calibration_lines
 from trtopt.report.text.format import count, percent, range_text, time_text, visible
 from trtopt.report.text.layers import graph_note, roofline_blocks
 from trtopt.report.text.names import Labels, named, skeleton, starred
-from trtopt.report.text.words import FLOP_NOTE, rests_on
+from trtopt.report.text.words import FLOP_NOTE, described, rests_on
 
 _MOST_LAYERS, _MOST_REGIONS = 15, 25
 _NOTE = "times overlap and do not add up; trtopt explain RULE says why and how"
@@ -55,9 +55,7 @@ _NOTE = "times overlap and do not add up; trtopt explain RULE says why and how"
 
 def view(report: ProfileReport) -> View:
     """The profile: its times, what could be won, its layers; in a page with their graph."""
-    conditions = [
-        (visible(key).replace("_", " "), visible(str(value))) for key, value in report.source.conditions.items()
-    ]
+    conditions = described(report.source.conditions)
     calibrated = [line(text) for text in calibration_lines(report.gpu)]
     layers = (_layers(report),) if report.layers else ()
     note = graph_note(len(report.layers), sum(map(without_tensors, report.layers)))

@@ -29,7 +29,7 @@ from trtopt.report.text.blocks import (
     pairs,
     table,
 )
-from trtopt.report.text.format import bytes_text, count, percent, seconds_text, shorten, time_text, visible
+from trtopt.report.text.format import bytes_text, count, from_here, percent, seconds_text, shorten, time_text, visible
 from trtopt.report.text.words import VERIFIED, rests_on
 from trtopt.support.json_text import plain
 
@@ -291,7 +291,7 @@ def view(report: SweepReport, *, drop: float = DEFAULT_ACCURACY_DROP) -> View:
         *(Section(*group, "page") for group in _plots(report)),
         Section("Jobs", (_table(report), *bullets(notes(report)))),
         Section("Failed", (pairs(failed),) if failed else ()),
-        Section("", (pairs([("results", visible(report.store))]),), "text"),
+        Section("", (pairs([("results", visible(from_here(report.store)))]),), "text"),
         rests_on(report.schema, values),
     )
     name = f"{visible(report.name)}: sweep"
@@ -364,7 +364,7 @@ def _answer(report: SweepReport, choice: Choice) -> list[str]:
     how = {"cost": "the cheapest", "latency": "the fastest an inference"}[choice.by] + " within the limits"
     if choice.by == "latency" and report.prices:
         how += "; not all of them have a price"
-    return [f"{name}: {_job(best)} ({how})", _figures(report, best), visible(best.engine)]
+    return [f"{name}: {_job(best)} ({how})", _figures(report, best), visible(from_here(best.engine))]
 
 
 def _figures(report: SweepReport, row: SweepRow) -> str:
