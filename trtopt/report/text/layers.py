@@ -12,7 +12,7 @@ from trtopt.report.schema.profile import ProfileLayer
 from trtopt.report.text.blocks import Block, Cell, Column, Graph, Inline, Name, Note, Plot, Table, numbers, sum_of
 from trtopt.report.text.format import count, percent, range_text, time_text, visible
 from trtopt.report.text.names import Equal, Labels, equal_layers
-from trtopt.report.text.words import product_text
+from trtopt.report.text.words import LIMITERS, product_text
 
 _MOST_ROWS = 12
 _TIME = 3
@@ -64,7 +64,7 @@ def _cells(group: Equal, total_us: float, labels: Labels) -> tuple[Inline, ...]:
         visible(layer.dtype),
         Cell(time_text(total), total),
         Cell(percent(share) if total_us else "", share),
-        Cell(layer.limiter, mark=f"c-{layer.limiter}"),
+        Cell(LIMITERS[layer.limiter], mark=f"c-{layer.limiter}"),
         _named(group, labels),
         Cell(range_text(total, low, high), high or 0.0),
     )

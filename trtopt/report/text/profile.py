@@ -47,7 +47,7 @@ from trtopt.report.text.calibration import calibration_lines
 from trtopt.report.text.format import count, percent, range_text, time_text, visible
 from trtopt.report.text.layers import graph_note, roofline_blocks
 from trtopt.report.text.names import Labels, named, skeleton, starred
-from trtopt.report.text.words import FLOP_NOTE, described, rests_on
+from trtopt.report.text.words import FLOP_NOTE, LIMITERS, described, rests_on
 
 _MOST_LAYERS, _MOST_REGIONS = 15, 25
 _NOTE = "times overlap and do not add up; trtopt explain RULE says why and how"
@@ -168,7 +168,7 @@ def _cells(layer: ProfileLayer, total_us: float) -> tuple[Inline, ...]:
         percent(layer.measured_us / total_us) if total_us else "",
         "" if row is None else time_text(row.predicted_us),
         "" if layer.ratio is None else f"{layer.ratio:.2f}",
-        "" if row is None else row.limiter,
+        "" if row is None else LIMITERS[row.limiter],
         visible(precision_of(layer)),
     )
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trtopt.hardware.spec import GpuSpec
     from trtopt.report.schema.sensitivity import Sensitivity
 
-LIMITERS = {"math": "arithmetic", "memory": "memory traffic", "latency": "latency"}
+LIMITERS = {"math": "arithmetic", "memory": "memory", "latency": "latency"}
 VERIFIED = {"onnx-only": "on the CPU", "engine": "on the engine"}
 """Where outputs were compared with FP32."""
 FLOP_NOTE = (
