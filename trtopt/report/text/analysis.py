@@ -67,8 +67,8 @@ def view(analysis: Analysis, gpu: GpuSpec, *, l2_bandwidth_gbs: float | None = N
     labels = Labels(analysis.names)
     findings = labels.found(analysis.findings)
     found = (Findings(findings, totals.predicted_us, _NOTE),) if findings else ()
-    graph = graph_blocks(analysis.layers, labels, links=analysis.links, findings=analysis.findings)
     layers = as_layers(analysis.layers, labels)
+    graph = graph_blocks(layers, analysis.links, findings=analysis.findings, measured=False, names=labels.names)
     roofline = roofline_blocks(layers, gpu.tflops, gpu.bandwidth_gbs, analysis.precision, l2_bandwidth_gbs)
     sections = (
         Section("Predicted", _predicted(analysis, gpu, labels)),

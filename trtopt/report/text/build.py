@@ -30,7 +30,7 @@ from trtopt.report.text.format import (
     time_text,
     visible,
 )
-from trtopt.report.text.layers import graph_blocks, layers_blocks
+from trtopt.report.text.layers import as_layers, graph_blocks, layers_blocks
 from trtopt.report.text.limit import limit_blocks
 from trtopt.report.text.names import Labels
 from trtopt.report.text.verdict import AS_IS, advice, against_plain, failed, verdict
@@ -78,7 +78,11 @@ def view(report: BuildReport, *, verbose: bool = False, page: str | None = None)
 
 def _graph(report: BuildReport, labels: Labels) -> tuple[Block, ...]:
     listed = None if report.engine is None else report.engine.layers
-    return () if report.analysis is None else graph_blocks(report.analysis.layers, labels, listed or ())
+    return (
+        ()
+        if report.analysis is None
+        else graph_blocks(as_layers(report.analysis.layers, labels, listed or ()), measured=False, names=labels.names)
+    )
 
 
 def _slowest(report: BuildReport, labels: Labels) -> list[Block]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from trtopt.report.html import plots
-from trtopt.report.schema.analysis import Finding, LayerRow, range_of_rows
+from trtopt.report.schema.analysis import LayerRow, range_of_rows
 from trtopt.report.schema.layers import LayerInfo
 from trtopt.report.schema.profile import ProfileLayer
 from trtopt.report.text.blocks import Block, Cell, Column, Graph, Inline, Name, Note, Plot, Table, numbers, sum_of
@@ -82,30 +83,18 @@ def _named(group: Equal, labels: Labels) -> Name:
 
 
 def graph_blocks(
-    rows: Sequence[LayerRow],
-    labels: Labels,
-    listed: Sequence[LayerInfo] = (),
-    links: Sequence[tuple[int, int]] | None = None,
-    findings: Sequence[Finding] = (),
+    layers: Sequence[ProfileLayer], links: Sequence[tuple[int, int]] | None = None, **more: Any
 ) -> tuple[Block, ...]:
-    """Predicted layers as the graph and the table of a profile's page; nothing without layers.
-
-    Args:
-        rows: The layers.
-        labels: What the user calls their nodes.
-        listed: The layers of the engine, where there is one.
-        links: Which reads from which, as indices (writer, reader), where tensors do not tell.
-        findings: What was found of them.
-    """
-    if not rows:
+    """Layers as a graph and a table, which a page shows, arguments as of :func:`trtopt.report.html.profile.layer_data`;
+    nothing without layers."""
+    if not layers:
         return ()
     from trtopt.report.html.profile import layer_data
     from trtopt.report.html.profile_graph import without_tensors
 
-    layers = as_layers(rows, labels, listed)
     bare = 0 if links else sum(map(without_tensors, layers))
-    data = functools.partial(layer_data, layers, links or None, findings, measured=False, names=labels.names)
-    return Note(graph_note(len(layers), bare)), Graph(data)
+    data = functools.partial(layer_data, layers, links or None, **more)
+    return Note(_graph_note(len(layers), bare)), Graph(data)
 
 
 def roofline_blocks(
@@ -164,7 +153,7 @@ def _layer(row: LayerRow, info: LayerInfo | None, labels: Labels) -> ProfileLaye
     )
 
 
-def graph_note(layers: int, bare: int) -> str:
+def _graph_note(layers: int, bare: int) -> str:
     """How to read the graph of so many layers, of which ``bare`` are linked neither by tensors nor by a graph."""
     lines = "A line leads from the layer that writes a tensor to one that reads it."
     if layers and bare == layers:

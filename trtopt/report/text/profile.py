@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from trtopt.report.html import plots
-from trtopt.report.html.profile import layer_data
-from trtopt.report.html.profile_graph import without_tensors
 from trtopt.report.schema.layers import NodeName
 from trtopt.report.schema.profile import (
     Change,
@@ -29,7 +26,6 @@ from trtopt.report.text.blocks import (
     Column,
     Figures,
     Findings,
-    Graph,
     Inline,
     Line,
     Name,
@@ -45,7 +41,7 @@ from trtopt.report.text.blocks import (
 )
 from trtopt.report.text.calibration import calibration_lines
 from trtopt.report.text.format import count, percent, range_text, time_text, visible
-from trtopt.report.text.layers import graph_note, roofline_blocks
+from trtopt.report.text.layers import graph_blocks, roofline_blocks
 from trtopt.report.text.names import Labels, named, skeleton, starred
 from trtopt.report.text.words import FLOP_NOTE, LIMITERS, described, rests_on
 
@@ -58,9 +54,7 @@ def view(report: ProfileReport) -> View:
     conditions = described(report.source.conditions)
     calibrated = [line(text) for text in calibration_lines(report.gpu)]
     layers = (_layers(report),) if report.layers else ()
-    note = graph_note(len(report.layers), sum(map(without_tensors, report.layers)))
-    data = functools.partial(layer_data, report.layers)
-    graph: tuple[Block, ...] = (Note(note), Graph(data)) if report.layers else (line("None."),)
+    graph = graph_blocks(report.layers) or (line("None."),)
     named_layers = [layer for layer in report.layers if layer.modules]
     modules = {node: NodeName(layer.modules[0], "") for layer in named_layers for node in layer.onnx_nodes}
     found = Labels(modules).found(report.findings)
