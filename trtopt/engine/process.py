@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -29,20 +31,32 @@ STALL_S = 3600.0
 on a large network; TensorRT for RTX, which times nothing, takes seconds for a whole one."""
 
 
+_KEEPS_MEMORY = "glibc.malloc.mmap_threshold=268435456:glibc.malloc.trim_threshold=536870912"
+
+
+def environment() -> dict[str, str]:
+    """The environment of a compiler's process.
+
+    TensorRT for RTX clears 64 MiB in every build. glibc gives a block of that size back to the system each time, so
+    that the page faults of the next are two thirds of the time of a build of a few nodes: 52 instead of 17 ms (1.7.1,
+    2-core x86-64). What the user says in ``GLIBC_TUNABLES`` holds.
+    """
+    tunables = ":".join(filter(None, (_KEEPS_MEMORY, os.environ.get("GLIBC_TUNABLES"))))
+    return {**os.environ, "GLIBC_TUNABLES": tunables}
+
+
 class Stall:
     """Ends a process that makes no progress. Use it as a context manager around reading from the process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        self._timer: threading.Timer | None = None
+        self._ended = threading.Event()
+        self._last = time.monotonic()
         self._expired = False
 
     def progress(self) -> None:
         """Wait anew."""
-        self._stop()
-        self._timer = threading.Timer(STALL_S, self._expire)
-        self._timer.daemon = True
-        self._timer.start()
+        self._last = time.monotonic()
 
     def check(self) -> None:
         """Raise EngineBuildError if the process was ended."""
@@ -53,20 +67,19 @@ class Stall:
                 remedy="lower --builder builder_optimization_level, or make the model smaller",
             )
 
-    def _expire(self) -> None:
-        self._expired = True
-        self._process.kill()
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    def _watch(self) -> None:
+        while not self._ended.wait(max(self._last + STALL_S - time.monotonic(), 0.0)):
+            if time.monotonic() >= self._last + STALL_S:
+                self._expired = True
+                self._process.kill()
+                return
 
     def __enter__(self) -> Stall:
-        self.progress()
+        threading.Thread(target=self._watch, name="stall", daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stop()
+        self._ended.set()
 
 
 _FACTORY = "factory function returned nullptr"
