@@ -55,7 +55,7 @@ COMMANDS = {
     "analyze": "predict each layer's time, what limits it and what to change",
     "sensitivity": "measure which regions cost accuracy in 8 bits",
     "profile": "put each layer's measured time beside its prediction",
-    "report": "show a stored report, or what changed between two profiles",
+    "report": "show a stored report, or what changed between two",
     "sweep": "build models x GPUs x precisions x shapes, and find the best",
     "check": "judge a report by thresholds and a baseline, for CI",
     "export": "make an ONNX model from a PyTorch module",
