@@ -32,7 +32,7 @@ from trtopt.engine.layers import (
     weight_bytes,
 )
 from trtopt.engine.options import BuilderSettings, parse_builder_options
-from trtopt.engine.process import START, Stall, crash, environment, refusal
+from trtopt.engine.process import START, Stall, crash, refusal
 from trtopt.engine.request import BuildRequest
 from trtopt.errors import EngineBuildError, UsageError
 from trtopt.events import Event, OnEvent, ignore
@@ -296,7 +296,6 @@ def _start_worker(folder: Path, on_event: OnEvent) -> int:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env=environment(),
             encoding="utf-8",
         ) as process,
     ):
@@ -414,7 +413,6 @@ class Compiler:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env=environment(),
             encoding="utf-8",
         )
         return self._process

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -29,20 +28,6 @@ for RTX 1.7.1 as they were, to the byte.
 STALL_S = 3600.0
 """Time without a step of progress after which a build is given up. TensorRT times kernels within one step, for minutes
 on a large network; TensorRT for RTX, which times nothing, takes seconds for a whole one."""
-
-
-_KEEPS_MEMORY = "glibc.malloc.mmap_threshold=268435456:glibc.malloc.trim_threshold=536870912"
-
-
-def environment() -> dict[str, str]:
-    """The environment of a compiler's process.
-
-    TensorRT for RTX clears 64 MiB in every build. glibc gives a block of that size back to the system each time, so
-    that the page faults of the next are two thirds of the time of a build of a few nodes: 52 instead of 17 ms (1.7.1,
-    2-core x86-64). What the user says in ``GLIBC_TUNABLES`` holds.
-    """
-    tunables = ":".join(filter(None, (_KEEPS_MEMORY, os.environ.get("GLIBC_TUNABLES"))))
-    return {**os.environ, "GLIBC_TUNABLES": tunables}
 
 
 class Stall:
