@@ -101,12 +101,13 @@ def fitted(
     best, form = max(tried, key=lambda item: item[0])
     if best <= 0:
         raise UsageError(
-            f"--metric {name}: no box agrees with a label in any of {len(tried)} forms on {len(runs)} pictures",
+            f"--metric {name}: no box agrees with a label in any form tried ({len(tried)}) on {len(runs)} pictures",
             where=f"outputs: {shapes}",
             remedy="say the form with --boxes, and what is done to the pictures with --preprocess",
         )
-    said = f"boxes are read as --boxes {form.describe()}: of {len(tried)} forms it agrees best with the labels"
-    return Detection(name, form), f"{said} (mAP {best:.3f} on {len(runs)} pictures)"
+    why = "the only one that the outputs allow" if len(tried) == 1 else f"of {len(tried)} forms it agrees best"
+    said = f"boxes are read as --boxes {form.describe()}: {why}"
+    return Detection(name, form), f"{said} (mAP {best:.3f} on {len(runs)} labelled pictures)"
 
 
 def are_boxes(labels: Labels) -> bool:
