@@ -30,6 +30,9 @@ NAMES = ("map50", "map")
 _TRIED = 64
 """Pictures that forms are tried on."""
 
+LEAST = 0.01
+"""mAP on them below which a form is taken for none: wrong ones agree with a label by chance."""
+
 
 @dataclass(frozen=True)
 class Detection:
@@ -99,9 +102,9 @@ def fitted(
             remedy="give a metric of your own: FILE.py:FUNCTION",
         )
     best, form = max(tried, key=lambda item: item[0])
-    if best <= 0:
+    if best < LEAST:
         raise UsageError(
-            f"--metric {name}: no box agrees with a label in any form tried ({len(tried)}) on {len(runs)} pictures",
+            f"--metric {name}: the boxes agree with the labels in no form, mAP {best:.3f} at best ({len(tried)} tried on {len(runs)} pictures)",
             where=f"outputs: {shapes}",
             remedy="say the form with --boxes, and what is done to the pictures with --preprocess",
         )
