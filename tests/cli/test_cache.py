@@ -19,6 +19,7 @@ from command_line import environment_in, run_here
 from small_models import samples, save_small
 
 from trtopt.cache.folder import FORMATS, KINDS, cache_folder
+from trtopt.cli.cache import run
 from trtopt.errors import UsageError
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -330,3 +331,12 @@ def test_an_option_of_tensorrt_about_timing_is_reported_as_ignored(trtopt: Run, 
 def test_the_default_folder_is_in_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     assert cache_folder(None) == tmp_path / ".cache" / "trtopt" and cache_folder("x") == Path("x")
+
+
+def test_a_reader_that_goes_early_is_no_damaged_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("trtopt.cli.cache._list", gone)
+    with pytest.raises(BrokenPipeError):
+        run(["list", "--cache-dir", str(tmp_path)])

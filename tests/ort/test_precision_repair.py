@@ -288,7 +288,7 @@ SELECTED = """(float[1,8,64] b, float[1,64] s) => (float[1,4] v, float[1,8,4] y)
     p = Mul(s, one) q = Add(p, o) v, i = TopK <axis = 1> (q, k) j = Squeeze(i, zero) y = Gather <axis = 2> (b, j) }"""
 
 
-@pytest.mark.parametrize(("offset", "back"), [(0.0, set()), (900.0, {"q", "v"})])
+@pytest.mark.parametrize(("offset", "back"), [(0.0, set()), (4000.0, {"q", "v"})])
 def test_what_is_behind_a_selection_is_judged_by_the_scores(offset: float, back: set[str]) -> None:
     """Two of four boxes with nearly equal scores change places: no harm, unless all scores are nearly equal."""
     scores = normal(1, 64)
@@ -300,6 +300,29 @@ def test_what_is_behind_a_selection_is_judged_by_the_scores(offset: float, back:
     plan = PrecisionPlan(Precision.FP16, FP16)
     found = repaired(base, plan, feeds)
     assert set(found.fallbacks) == back
+
+
+def test_scores_that_the_bound_does_not_tell_apart_stay_16_bit() -> None:
+    """Half of 64 scores are equal but for 1e-5: more exact ones, as the bound asks, take other boxes too."""
+    scores = 0.7 * np.sign(normal(1, 64)) + normal(1, 64, seed=1, scale=1e-5)
+    feeds: list[Feeds] = [{"b": normal(1, 8, 64), "s": scores.astype(np.float32)}]
+    base = network(SELECTED, {"one": np.float32(1), "o": np.float32(900), "k": np.array([4]), "zero": np.array([0])})
+    found, evaluations = counted(base, PrecisionPlan(Precision.FP16, FP16), feeds)
+    assert not found.fallbacks and not found.before.is_allowed and evaluations == 1
+
+
+def test_a_comparison_that_any_rounding_flips_is_not_searched() -> None:
+    """One of 4096 values lies next to the border of a mask: each operator before it flips it by itself."""
+    text = """(float[64,64] x) => (float[64,64] y) {
+        a = Mul(x, one) b = Add(a, zero) c = Div(b, one) d = Sub(c, zero) e = Abs(d) f = Max(e, zero) g = Min(f, two)
+        h = Mul(one, g) m = Greater(h, one) y = Where(m, h, zero) }"""
+    base = network(text, {"one": np.float32(1), "zero": np.float32(0), "two": np.float32(2)})
+    x = np.full((64, 64), 1.5, np.float32)
+    x[0, 0] = 1.0001
+    x[32:] = 0.5
+    found, evaluations = counted(base, PrecisionPlan(Precision.FP16, FP16), [{"x": x}])
+    assert 30 < found.before.sqnr_db < 40 and not found.fallbacks
+    assert evaluations < 12
 
 
 def test_the_levels_of_a_quantized_model_are_no_damage() -> None:

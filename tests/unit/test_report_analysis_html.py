@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ from trtopt.report.html.page import check_html, html_page
 from trtopt.report.schema.analysis import Analysis, Excess, Limit
 from trtopt.report.text.analysis import view
 from trtopt.report.text.format import page_time, visible
+from trtopt.report.text.layers import as_layers
+from trtopt.report.text.names import Labels
+from trtopt.roofline.work import Layer
 from trtopt.support.files import atomic_write
 
 SCRIPTS = 5
@@ -134,8 +138,9 @@ def test_names_are_no_markup_beside_the_pointer_either() -> None:
 
 def test_the_layers_of_an_engine_name_the_nodes_they_compute() -> None:
     row = dataclasses.replace(analysis_of(small_layers).layers[0], name="__myl_1", onnx_nodes=("/a/Conv", "/a/Relu"))
-    assert plots.hover_text(row).endswith("<br>computes /a/Conv and 1 more")
-    assert "computes" not in plots.hover_text(dataclasses.replace(row, onnx_nodes=("__myl_1",)))
+    (layer,) = as_layers([row], Labels({}))
+    assert plots.hover_text(layer, row).endswith("<br>computes /a/Conv and 1 more")
+    assert "computes" not in plots.hover_text(dataclasses.replace(layer, onnx_nodes=("__myl_1",)), row)
     page = _page(dataclasses.replace(analysis_of(small_layers), layers=(row,)))
     assert "__myl_1" in page.cells and '"nodes":["/a/Conv","/a/Relu"]' in page.source
 
@@ -160,6 +165,11 @@ def test_every_layer_is_a_point_under_its_own_ceilings() -> None:
         assert 10**low <= min(values) and max(values) <= 10**high
 
 
+def _roofline(make: Callable[[int], list[Layer]], precision: str, l2_gbs: float | None = None) -> plots.Figure:
+    layers = as_layers(analysis_of(make).layers, Labels({}))
+    return plots.roofline(layers, GPU.tflops, GPU.bandwidth_gbs, precision, l2_gbs)
+
+
 @pytest.mark.parametrize(
     ("precision", "strong"),
     [
@@ -172,13 +182,13 @@ def test_every_layer_is_a_point_under_its_own_ceilings() -> None:
 def test_the_ceiling_of_the_precision_stands_out_or_else_those_of_the_types_in_use(
     precision: str, strong: list[str]
 ) -> None:
-    data = plots.roofline(analysis_of(many_layers).layers, GPU, precision)["data"]
+    data = _roofline(many_layers, precision)["data"]
     solid = [trace["name"] for trace in data if trace.get("line", {}).get("dash") == "solid"]
     assert [name for name in solid if "TFLOP/s" in name] == strong
 
 
 def test_the_l2_is_a_second_roof_where_its_bandwidth_is_known() -> None:
-    figure = plots.roofline(analysis_of(small_layers).layers, GPU, "fp16", 1500.0)
+    figure = _roofline(small_layers, "fp16", 1500.0)
     roofs = {trace["name"]: trace for trace in figure["data"] if "GB/s" in trace["name"]}
     assert set(roofs) == {"memory: 300 GB/s", "L2: 1,500 GB/s"}
     for trace, rate in zip(roofs.values(), (0.3, 1.5), strict=True):
@@ -193,7 +203,7 @@ def test_layers_without_arithmetic_are_said_to_be_missing_from_the_roofline() ->
 def test_the_bars_in_order_hold_all_the_time_however_many_layers_there_are() -> None:
     for make in (small_layers, resnet50_layers, many_layers):
         analysis = analysis_of(make)
-        figure = plots.in_order(analysis.layers)
+        figure = plots.in_order(as_layers(analysis.layers, Labels({})))
         assert sum(sum(trace["y"]) for trace in figure["data"]) == pytest.approx(analysis.totals.predicted_us)
         assert max(len(trace["y"]) for trace in figure["data"]) <= plots.MOST_BARS
 
@@ -227,6 +237,19 @@ def test_the_page_shows_proxy_warnings_uncosted_operators_levels_and_versions() 
         assert part in text, part
 
 
+@pytest.mark.parametrize(("folder", "shown"), [("nets", "nets/model.onnx"), ("../elsewhere", "model.onnx")])
+def test_what_the_page_rests_on_is_in_words_and_names_no_folder_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, shown: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = (tmp_path / folder / "model.onnx").resolve()
+    inputs = [{"name": "x", "dtype": "float32", "shape": ["batch", 3]}]
+    model = {"path": str(path), "inputs": inputs, "weights_hashed": True, "left_out": None}
+    page = _page(dataclasses.replace(analysis_of(small_layers), model=model))
+    assert f"model{shown}inputsx float32 [batch, 3]weights hashedyestrtopt" in page.text
+    assert str(tmp_path) not in page.source
+
+
 def test_the_limit_names_the_kernels_that_make_the_difference() -> None:
     excess = Excess("layout", "Transpose", "fp16", 3, ("turn<b>",), 40.0, 38.0)
     page = html_page(view(analysis_of(small_layers, limit=Limit(60.0, 98.0, 50.0, 2_000_000, (excess,))), GPU))
@@ -255,12 +278,14 @@ def test_findings_stand_by_gain() -> None:
 def test_the_batch_curve_marks_knee_best_batch_and_budget() -> None:
     sweep = full_analysis().batch_sweep
     assert sweep is not None and sweep.budget_us is not None
-    layout = plots.batch_curve(dataclasses.replace(sweep, knee=16, best_within_budget=32))["layout"]
+    figure = plots.batch_curve(dataclasses.replace(sweep, knee=16, best_within_budget=32))
+    marks = [dict(zip(trace["text"], trace["x"], strict=False)) for trace in figure["data"]]
+    for mark in marks:
+        mark.pop("", None)
     budget = f"budget {page_time(sweep.budget_us)}"
-    assert [item["text"] for item in layout["annotations"]] == ["knee: 16", "best within the budget: 32", budget]
-    assert layout["xaxis"]["tickvals"] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
-    one = plots.batch_curve(dataclasses.replace(sweep, knee=32, best_within_budget=32))["layout"]
-    assert [item["text"] for item in one["annotations"]] == ["knee, best within the budget: 32", budget]
+    assert marks == [{"knee: 16": 16}, {"best within the budget: 32": 32}, {budget: 1.0}]
+    assert set(figure["data"][2]["y"]) == {sweep.budget_us / 1e3}
+    assert figure["layout"]["xaxis"]["tickvals"] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
 
 
 @pytest.mark.parametrize(
@@ -278,8 +303,8 @@ def test_the_batches_named_on_the_axis_do_not_crowd(batches: range | tuple[int, 
 
 
 def test_a_budget_far_above_the_curve_does_not_flatten_it() -> None:
-    layout = plots.batch_curve(sweep_of(small_layers, GPU, (1, 2), 1e9))["layout"]
-    assert not any("budget 1" in item["text"] for item in layout["annotations"])
+    data = plots.batch_curve(sweep_of(small_layers, GPU, (1, 2), 1e9))["data"]
+    assert [trace["name"] for trace in data] == ["throughput", "latency"]
 
 
 def test_the_file_is_written_whole_and_a_folder_that_is_missing_is_a_usage_error(tmp_path: Path) -> None:

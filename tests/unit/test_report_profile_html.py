@@ -12,8 +12,8 @@ from analysis_samples import HOSTILE, elementwise
 from profile_samples import bare_profile, hostile_profile, large_profile, profile_of, small_profile
 
 from trtopt.report.html.page import html_page
-from trtopt.report.html.plots import compared, measured_roofline, scatter
-from trtopt.report.html.profile import COLUMNS, _title, cells, colorings, ink_on, label, layer_data
+from trtopt.report.html.plots import compared, roofline, scatter
+from trtopt.report.html.profile import _title, colorings, columns, ink_on, label, layer_data
 from trtopt.report.html.profile_graph import LANE, ROW, graph, links
 from trtopt.report.schema.layers import TensorInfo
 from trtopt.report.schema.profile import ProfileLayer, ProfileReport, ProfileTotals
@@ -96,10 +96,8 @@ def test_a_layer_that_shares_no_tensor_takes_a_row_of_its_own() -> None:
 def test_every_column_has_a_value_of_each_layer() -> None:
     report = small_profile()
     for layer in (*report.layers, *bare_profile().layers):
-        values = cells(layer, report.totals.measured_us)
-        assert len(values) == len(COLUMNS)
-        for (_, style), value in zip(COLUMNS, values, strict=True):
-            assert (style == "number") == isinstance(value, tuple) or value == ""
+        for _, style, value in columns(report.totals.measured_us):
+            assert (style == "number") == isinstance(value(layer), tuple) or value(layer) == ""
 
 
 def test_the_cells_say_what_is_known_of_a_layer() -> None:
@@ -107,13 +105,13 @@ def test_the_cells_say_what_is_known_of_a_layer() -> None:
     layer = max(report.layers, key=lambda item: len(item.deviation))
     row = layer.predicted
     assert row is not None and row.gemm is not None and layer.ratio is not None
-    found = dict(zip((title for title, _ in COLUMNS), cells(layer, report.totals.measured_us), strict=True))
+    found = {title: value(layer) for title, _, value in columns(report.totals.measured_us)}
     assert found["measured"] == (found["measured"][0], layer.measured_us)
     assert found["measured / predicted"] == (f"{layer.ratio:.2f}", layer.ratio)
     assert found["reasons"] == "tail-wave, slower-than-predicted"
     assert found["reads"] == "Half Channel major FP16 format"
     assert found["m x n x k"] == f"{row.gemm['m']}x{row.gemm['n']}x{row.gemm['k']}"
-    bare = dict(zip((title for title, _ in COLUMNS), cells(bare_profile().layers[0], 0.0), strict=True))
+    bare = {title: value(bare_profile().layers[0]) for title, _, value in columns(0.0)}
     assert {title for title, value in bare.items() if value} == {"layer", "measured", "share"}
 
 
@@ -181,7 +179,7 @@ def test_a_profile_without_layers_is_a_page() -> None:
 def test_each_way_to_colour_puts_every_layer_into_one_group_that_can_be_read() -> None:
     report = small_profile()
     found = colorings(report.layers)
-    assert [coloring.title for coloring in found] == [
+    assert [coloring["title"] for coloring in found] == [
         "time",
         "precision",
         "measured / predicted",
@@ -189,9 +187,9 @@ def test_each_way_to_colour_puts_every_layer_into_one_group_that_can_be_read() -
         "reason of the deviation",
     ]
     for coloring in found:
-        assert len(coloring.of_layer) == len(report.layers)
-        assert set(coloring.of_layer) == set(range(len(coloring.groups)))
-    assert [coloring.title for coloring in colorings(bare_profile().layers)] == ["time", "precision"]
+        assert len(coloring["of_layer"]) == len(report.layers)
+        assert set(coloring["of_layer"]) == set(range(len(coloring["groups"])))
+    assert [coloring["title"] for coloring in colorings(bare_profile().layers)] == ["time", "precision"]
 
 
 @pytest.mark.parametrize("color, ink", [("#ffffff", "#000000"), ("#000000", "#ffffff"), ("#a3224f", "#ffffff")])
@@ -203,7 +201,8 @@ def test_the_plots_hold_the_layers_with_both_times() -> None:
     report = small_profile()
     both = compared(report.layers)
     assert len(both) == len(report.layers) - 1
-    for figure in (scatter(report.layers), measured_roofline(report.layers, report.gpu)):
+    roofs = roofline(report.layers, report.gpu["tflops"], report.gpu["bandwidth_gbs"])
+    for figure in (scatter(report.layers), roofs):
         points = [trace for trace in figure["data"] if trace["mode"] == "markers"]
         assert sorted(index for trace in points for index in trace.get("customdata", ())) == sorted(both)
     point = report.layers[both[0]]

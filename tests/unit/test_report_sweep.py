@@ -202,7 +202,7 @@ def test_a_metric_that_rose_a_lot_is_asked_about() -> None:
 
 
 def test_the_forms_say_where_accuracy_was_verified() -> None:
-    assert "against FP32, verified: onnx\\-only" in as_markdown(view(report(row("a"))))
+    assert "against FP32, verified on the CPU" in as_markdown(view(report(row("a"))))
 
 
 _WRONG = {

@@ -10,7 +10,6 @@ from typing import Any
 from trtopt.errors import UsageError
 from trtopt.profiling.compare import compare
 from trtopt.report.files import write_forms
-from trtopt.report.html.predicted import as_layers
 from trtopt.report.schema.analysis import Analysis, LayerRow
 from trtopt.report.schema.build import BuildReport
 from trtopt.report.schema.diff import DiffReport
@@ -20,9 +19,10 @@ from trtopt.report.schema.read import Report, read_report
 from trtopt.report.schema.sensitivity import Sensitivity, noise_shares
 from trtopt.report.schema.sweep import SweepReport, SweepRow
 from trtopt.report.text.format import bytes_text, percent, time_text
+from trtopt.report.text.layers import as_layers
 from trtopt.report.text.names import Labels
 from trtopt.report.text.sensitivity import agreement_text, sqnr_text
-from trtopt.report.text.sweep_rows import drop_text, latency_text
+from trtopt.report.text.sweep import drop_text, latency_text
 from trtopt.report.text.verdict import accuracy_texts, speed_of
 
 _KINDS = {

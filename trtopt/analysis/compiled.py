@@ -22,11 +22,11 @@ from trtopt.pipeline.compile import Compilation, compile_engine
 from trtopt.pipeline.guard import rewrite
 from trtopt.pipeline.host import cut
 from trtopt.precision.fp16.states import with_states
-from trtopt.report.html.predicted import as_layers
 from trtopt.report.html.profile_graph import links
 from trtopt.report.schema.analysis import LayerRow
 from trtopt.report.schema.layers import LayerInfo
 from trtopt.report.schema.steps import StepRecord
+from trtopt.report.text.layers import as_layers
 from trtopt.report.text.names import Labels
 from trtopt.roofline.work import Layer
 from trtopt.support.clock import Clock

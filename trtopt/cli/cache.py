@@ -37,6 +37,8 @@ def run(argv: Sequence[str]) -> int:
     action: Callable[[argparse.Namespace, Path], int] = {"list": _list, "prune": _prune, "verify": _verify}[args.action]
     try:
         return action(args, folder)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise UsageError(
             f"The cache cannot be read: {error.strerror}",

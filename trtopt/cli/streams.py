@@ -104,17 +104,18 @@ class Listener:
         if self._quiet:
             return
         if event.kind in ("warning", "note"):
-            self._print(f"{event.kind}: {event.text}", "yellow" if event.kind == "warning" else "dim")
+            self.print(f"{event.kind}: {event.text}", "yellow" if event.kind == "warning" else "dim")
             return
         if self._verbose and event.kind != "advance":
             work = f" ({event.total})" if event.total is not None else ""
             if event.kind == "detail":
                 work = f": {_detail(event)}"
-            self._print(f"{time.monotonic() - self._start:8.2f} s  {event.kind:5} {event.task}{work}", "dim")
+            self.print(f"{time.monotonic() - self._start:8.2f} s  {event.kind:5} {event.task}{work}", "dim")
         if self._progress is not None:
             self._advance(self._progress, event)
 
-    def _print(self, text: str, style: str) -> None:
+    def print(self, text: str, style: str = "") -> None:
+        """Print a line on stderr, above the progress bars."""
         if self._progress is not None:
             self._progress.console.print(safe(text), markup=False, highlight=False, style=style)
         else:

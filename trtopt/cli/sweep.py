@@ -1,29 +1,25 @@
-"""``trtopt sweep``, and what is shown of a sweep while it runs: a live table on a terminal, lines elsewhere."""
+"""``trtopt sweep``, and what is shown of a sweep while it runs."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
-import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from trtopt.cli.parser import OneOf, Parser
-from trtopt.cli.streams import own_stdout, print_json, print_renderable, safe, say, show
+from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable, say, show
 from trtopt.config import flag
 from trtopt.config.toml_file import MODEL
 from trtopt.errors import GateError, UsageError
+from trtopt.events import Event
 from trtopt.report.text.blocks import table
 from trtopt.report.text.format import count, seconds_text, visible
 from trtopt.support.files import check_outputs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.live import Live
 
     from trtopt.fleet.sweep import Progress, SweepPlan
 
@@ -64,7 +60,8 @@ def run(argv: Sequence[str]) -> int:
             say(line)
         return 0
 
-    with own_stdout(quiet=args.json), SweepProgress() as shown:
+    with own_stdout(quiet=args.json), Listener() as listener:
+        shown = SweepProgress(listener)
 
         def on_plan(plan: SweepPlan) -> None:
             check_outputs(named, _files_read(plan))
@@ -115,95 +112,36 @@ def _count(text: str) -> int:
     return number
 
 
-_MOST_ROWS = 24
-
-
 class SweepProgress:
-    """Shows a sweep on stderr."""
+    """Shows a sweep on stderr: a line for each job that ends, and on a terminal how many are left and which run."""
 
-    def __init__(self) -> None:
-        self._live: Live | None = None
-        self._plan: SweepPlan | None = None
-        self._running: dict[int, tuple[str, float]] = {}
-        self._counts: dict[tuple[str, str], Counter[str]] = {}
-        self._ended = 0
-        self._began = time.monotonic()
-
-    def __enter__(self) -> SweepProgress:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._running: dict[int, str] = {}
+        self._ended = self._missing = 0
 
     def plan(self, plan: SweepPlan) -> None:
         """Take what is going to be done."""
-        self._plan = plan
-        for item in plan.jobs:
-            state = "waiting" if item.entry is None else "in the store"
-            self._counts.setdefault((item.job.model, item.job.gpu), Counter())[state] += 1
-        self._print("\n".join(plan_lines(plan)))
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(
-                console=Console(stderr=True, highlight=False),
-                get_renderable=self._table,
-                refresh_per_second=4,
-                transient=True,
-            )
-            self._live.start()
+        self._missing = plan.missing
+        self._listener.print("\n".join(plan_lines(plan)))
+        self._listener(Event("start", "jobs", total=plan.missing))
 
     def progress(self, event: Progress) -> None:
         """Take what happened to a job."""
-        counts = self._counts[event.job.model, event.job.gpu]
-        if event.kind == "start":
-            counts["waiting"] -= 1
-            counts["started"] += 1
-            self._running[event.number] = (event.job.words, time.monotonic())
-            return
-        counts["started"] -= 1
         self._running.pop(event.number, None)
-        if event.kind == "lost":
-            counts["waiting"] += 1
-            self._print(f"warning: {event.text}")
-            return
-        self._ended += 1
-        row = event.row
-        failed = row is not None and row.failure is not None
-        counts["failed" if failed else "done"] += 1
-        missing = self._plan.missing if self._plan is not None else 0
-        from trtopt.report.text.sweep import state_text
-
-        state = "" if row is None else state_text(row)
-        where = f" on {event.node}" if event.node else ""
-        self._print(f"{self._ended} of {missing}: {event.job.words}: {state}, {seconds_text(event.seconds)}{where}")
-
-    def _print(self, text: str) -> None:
-        if self._live is not None:
-            self._live.console.print(safe(text), markup=False, highlight=False)
+        if event.kind == "start":
+            self._running[event.number] = event.job.words
+        elif event.kind == "lost":
+            self._listener(Event("warning", "jobs", text=event.text))
         else:
-            say(text, sys.stderr)
+            from trtopt.report.text.sweep import state_text
 
-    def _table(self) -> RenderableType:
-        from rich.console import Group
-        from rich.text import Text
-
-        states = ("in the store", "done", "failed", "started", "waiting")
-        rows = [
-            (visible(model), visible(gpu), *(str(counts[state]) if counts[state] else "" for state in states))
-            for (model, gpu), counts in list(self._counts.items())[:_MOST_ROWS]
-        ]
-        now = time.monotonic()
-        running = [
-            Text(f"  {words}: {seconds_text(now - began)}")
-            for words, began in list(self._running.values())[:_MOST_ROWS]
-        ]
-        head = Text(f"{self._ended} jobs ended in {seconds_text(now - self._began)}; started:")
-        return Group(table(("model", "gpu", *states), rows, right=tuple(range(2, 7))), head, *running)
+            self._ended += 1
+            state = "" if event.row is None else state_text(event.row)
+            took = seconds_text(event.seconds) + (f" on {event.node}" if event.node else "")
+            self._listener.print(f"{self._ended} of {self._missing}: {event.job.words}: {state}, {took}")
+            self._listener(Event("advance", "jobs"))
+        self._listener(Event("detail", "jobs", text="; ".join(list(self._running.values())[:2])))
 
 
 def plan_table(plan: SweepPlan) -> RenderableType:

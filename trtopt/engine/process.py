@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -34,15 +35,13 @@ class Stall:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        self._timer: threading.Timer | None = None
+        self._ended = threading.Event()
+        self._last = time.monotonic()
         self._expired = False
 
     def progress(self) -> None:
         """Wait anew."""
-        self._stop()
-        self._timer = threading.Timer(STALL_S, self._expire)
-        self._timer.daemon = True
-        self._timer.start()
+        self._last = time.monotonic()
 
     def check(self) -> None:
         """Raise EngineBuildError if the process was ended."""
@@ -53,20 +52,19 @@ class Stall:
                 remedy="lower --builder builder_optimization_level, or make the model smaller",
             )
 
-    def _expire(self) -> None:
-        self._expired = True
-        self._process.kill()
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    def _watch(self) -> None:
+        while not self._ended.wait(max(self._last + STALL_S - time.monotonic(), 0.0)):
+            if time.monotonic() >= self._last + STALL_S:
+                self._expired = True
+                self._process.kill()
+                return
 
     def __enter__(self) -> Stall:
-        self.progress()
+        threading.Thread(target=self._watch, name="stall", daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stop()
+        self._ended.set()
 
 
 _FACTORY = "factory function returned nullptr"

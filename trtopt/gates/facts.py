@@ -18,6 +18,7 @@ from trtopt.report.schema.profile import ProfileLayer, ProfileReport, precision_
 from trtopt.report.schema.read import Report, converted
 from trtopt.report.schema.sensitivity import Sensitivity
 from trtopt.report.schema.sweep import SweepReport
+from trtopt.report.text.words import VERIFIED
 from trtopt.support.precision import EIGHT_BIT_TYPES, PRECISIONS, Precision
 
 EIGHT_BIT = "8-bit"
@@ -172,7 +173,7 @@ def _of_build(report: BuildReport, model: ModelIdentity, path: Path) -> Facts:
         metric_ran=accuracy is not None and (accuracy.engine is None or accuracy.engine_metric is not None),
         accuracy_samples=""
         if accuracy is None
-        else f"{accuracy.samples} samples ({accuracy.source}, {accuracy.verified})",
+        else f"{accuracy.samples} samples ({accuracy.source}, {VERIFIED[accuracy.verified]})",
         own_failures=() if allowed else report.gate_failures,
         allowed=report.gate_failures if allowed else (),
         synthetic=None

@@ -189,8 +189,10 @@ class Guard:
             if not waiting:
                 break
             block = waiting.popleft()
-            names = {node for verdict in block for node in verdict.kept}
-            fewer = {node: op for node, op in choice.items() if node not in names}
+            names = _nodes(block)
+            fewer = _less(choice, names)
+            if waiting and fewer:  # most blocks stay
+                self._prices.start([self._whole_question(_less(choice, _nodes(waiting[0])))])
             cost = self.whole(fewer) if fewer else before
             if cost is not None and cost.predicted_us < after.predicted_us * (1 - _CLEARLY):
                 text = f"{after.predicted_us:.1f} -> {cost.predicted_us:.1f} us"
@@ -423,6 +425,14 @@ class Guard:
         return Question(
             subgraph_key(self._all, plan), self._all.names, lambda: apply_plan(self.form, plan), inner=False
         )
+
+
+def _nodes(verdicts: Sequence[RegionVerdict]) -> set[str]:
+    return {node for verdict in verdicts for node in verdict.kept}
+
+
+def _less(choice: Choice, names: Collection[str]) -> Choice:
+    return {node: op for node, op in choice.items() if node not in names}
 
 
 def _halves(verdicts: Sequence[RegionVerdict]) -> tuple[Sequence[RegionVerdict], Sequence[RegionVerdict]]:

@@ -52,6 +52,9 @@ _MOST_SAMPLES, _FIRST = 8, 2
 _MARGIN_DB = 0.5
 """Decibels that the search keeps above the bound, for the samples that it does not see."""
 
+_SHOWS = 0.1
+"""Share of the elements of an output behind a selection that more exact ranks have to put right."""
+
 _SMALLEST_CENTRED = 1e-8
 """Share of a tensor's power that may be left without the mean of its last axis: below, it says nothing."""
 
@@ -104,10 +107,12 @@ def repaired(
 def _repaired(base: ir.Model, plan: PrecisionPlan, runner: PlanRunner) -> Repaired:
     """The search on the first samples, which costs a third; on all of them where these do not bear what it finds."""
     before = runner(plan)
-    if before.is_allowed:
+    if before.is_allowed or not runner.can_gain(plan, before):
         return Repaired(plan, before, before)
     if runner.count > _FIRST:
         found = repair(base, plan, runner.on_first())
+        if found.plan is plan and not found.before.is_allowed:
+            return Repaired(plan, before, before)
         after = runner(found.plan)
         if after.is_allowed:
             others = tuple(other for other in found.others if runner(other).is_allowed)
@@ -159,6 +164,26 @@ class PlanRunner:
         found = [self._damage(item, total) for item, total in zip(self._watched, sums, strict=True)]
         return max(found, key=lambda damage: damage.excess, default=Damage(0.0))
 
+    def can_gain(self, plan: PrecisionPlan, damage: Damage) -> bool:
+        """Whether a repair can show: where only what a selection ranks is damaged, more of what lies behind it has to
+        be right with ranks as exact as the bound asks; equal ranks change places with any rounding."""
+        ranked = [item.name for item in self._watched if item.centred]
+        behind = [item.name for item in self._watched if item.finite_only]
+        if damage.output not in ranked or math.isinf(damage.excess) or not behind:
+            return True
+        rng = np.random.default_rng(0)
+        now, bounded = fp32_emulation(apply_plan(self._base, plan)), _from_values(self._base, ranked)
+        right = np.zeros((2, len(behind)))
+        with OrtSession(now, behind, keep_qdq=True) as first, OrtSession(bounded, behind) as second:
+            for feeds, expected in self._expected:
+                exact = dict(zip(self._names, expected, strict=True))
+                ranks = {_given(name): _noisy(exact[name], self._bound, rng) for name in ranked}
+                runs = first.run(feeds), second.run({**feeds, **ranks})
+                right += [
+                    [_right(exact[name], output) for name, output in zip(behind, run, strict=True)] for run in runs
+                ]
+        return bool((right[1] - right[0] > _SHOWS * len(self._expected)).any())
+
     def _damage(self, item: _Watched, total: Accumulator) -> Damage:
         if total.nonfinite:
             return Damage(math.inf, item.name, math.nan)
@@ -166,6 +191,39 @@ class PlanRunner:
             return Damage(0.0, item.name)
         sqnr = 10 * math.log10(total.signal / total.noise)
         return Damage(10 ** ((self._bound - sqnr) / 10), item.name, sqnr)
+
+
+def _right(exact: np.ndarray, output: np.ndarray) -> float:
+    """Share of the elements that are off by less than a tenth of the tensor's size."""
+    if exact.shape != output.shape or not exact.size:
+        return 0.0
+    first, second = exact.astype(np.float64), output.astype(np.float64)
+    size = math.sqrt(float(np.square(first).mean()))
+    return float((np.abs(first - second) <= size / 10).mean())
+
+
+def _given(name: str) -> str:
+    """The input that stands for a value."""
+    return f"{name}/given"
+
+
+def _from_values(base: ir.Model, names: Sequence[str]) -> ir.Model:
+    """A clone that reads some of its values from inputs."""
+    clone = base.clone()
+    values = {value.name: value for node in clone.graph for value in node.outputs}
+    for name in names:
+        given = ir.Value(name=_given(name), type=values[name].type, shape=values[name].shape)
+        values[name].replace_all_uses_with(given)
+        clone.graph.inputs.append(given)
+    return clone
+
+
+def _noisy(exact: np.ndarray, bound_db: float, rng: np.random.Generator) -> np.ndarray:
+    """Ranks with noise of ``bound_db`` below what tells them apart; those that are not finite stay."""
+    finite = exact[np.isfinite(exact)].astype(np.float64)
+    spread = float(finite.std()) if finite.size else 0.0
+    noise = rng.standard_normal(exact.shape) * spread * 10 ** (-bound_db / 20)
+    return np.asarray(exact + noise, exact.dtype)
 
 
 def _add(item: _Watched, total: Accumulator, reference: np.ndarray, output: np.ndarray) -> None:

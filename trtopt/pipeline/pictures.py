@@ -83,7 +83,10 @@ class _Trials:
         then = {how: self._measure(how, _THEN) for way in leading for how in _places(way)}
         how = max(then, key=lambda way: then[way])
         if then[how] <= 0:
-            return self._found.how, "guessed from the shape of the input; labels agree with none of the usual ways"
+            return (
+                self._found.how,
+                "guessed from the shape of the input; the labels fit none of the usual ways: give --preprocess",
+            )
         tried = len(first.keys() | then.keys())
         return how, f"of {tried} usual ways the labels agree best with it ({self._metric} {then[how]:.3f})"
 

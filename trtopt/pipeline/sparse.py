@@ -369,7 +369,6 @@ def record_of(
     return SparsityRecord(
         backend,
         tuple(layers),
-        (),
         None if verdict is None else verdict.dense_us,
         None if verdict is None else verdict.dense_us - math.fsum(gains.get(nodes[0], 0.0) for nodes in kept),
         "no gain was predicted: the target is not one GPU" if verdict is None else verdict.note,

@@ -10,14 +10,29 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_in_place
 from trtopt.source import attention, columns, contributed, fourier
-from trtopt.source.written import Writer
+from trtopt.source.written import Writer, WritingError
 
 _Rule = Callable[[Writer], None]
 
 _MICROSOFT = "com.microsoft"
+_BYTE = 8
+
+
+def _cast_like(w: Writer) -> None:
+    """``CastLike`` as Cast, or as nothing: dynamo without its optimizations writes one in front of most operands."""
+    kind = w.needed(1).dtype
+    if kind is None:
+        raise WritingError("the type that it casts to is not known")
+    if kind == w.needed(0).dtype:
+        w.replace(w.op("Identity", w.needed(0)))
+        return
+    saturate = {"saturate": w.int_of("saturate", 1)} if kind.is_floating_point() and kind.bitwidth <= _BYTE else {}
+    w.replace(w.op("Cast", w.needed(0), to=int(kind), **saturate))
+
 
 _RULES: dict[tuple[str, str], _Rule] = {
     ("", "Attention"): attention.standard,
+    ("", "CastLike"): _cast_like,
     ("", "Col2Im"): columns.col2im,
     ("", "DFT"): fourier.dft,
     **{

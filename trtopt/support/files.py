@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trtopt.errors import UsageError
+from trtopt.support.temporary import TEMPORARY
 
 _DEVICES, _PROCESSES = Path("/dev"), Path("/proc")
 """Folders of the kernel's names: what ``/dev/stdout`` leads to may be a file, but its name is not ours to replace."""
@@ -211,8 +212,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         os.chmod(temporary, mode)
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
+        if not path.parent.name.startswith(TEMPORARY):  # nobody reads those after a crash
+            with open(temporary, "rb") as written:
+                os.fsync(written.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

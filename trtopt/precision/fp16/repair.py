@@ -46,6 +46,10 @@ _JOINT = 1000.0
 """Noise of groups together over the sum of their noise: at most their number where errors add up as amplitudes do;
 beyond, they appear jointly."""
 
+_SMALL_DB, _JUMPS = 30.0, 4.0
+"""Small noise adds up: where groups by themselves make more than so many times the noise of all, the outputs jump. A
+mask of ``sigmoid(x) > 0.5`` has flipped, and any rounding before it does the same."""
+
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -113,7 +117,7 @@ def repair(
     if before.is_allowed or not search.nodes:
         return Repaired(plan, before, before)
     after = search.run(before)
-    if after.excess >= before.excess:
+    if search.jumps or after.excess >= before.excess:
         return Repaired(plan, before, before)
     sets = [search.back]
     if search.gave_up and after.is_allowed and len(search.back) > max(_FEW, _PART * len(search.nodes)):
@@ -159,7 +163,8 @@ class _Search:
         self._base = base
         self.nodes = _by_kind(self._kinds)
         self.back: dict[str, str] = {}
-        self.gave_up = False
+        self.gave_up = self.jumps = False
+        self._back_alone = 0.0
         self.evaluations = 0
 
     def damage(self, wide: Iterable[str]) -> Damage:
@@ -175,7 +180,11 @@ class _Search:
         self._push(0, self.nodes, before)
         target, after = _SHARE, before
         while self._groups:
-            self._reduce(target)
+            most = _JUMPS * before.excess if before.sqnr_db > _SMALL_DB else math.inf
+            self._reduce(target, most)
+            self.jumps = self._parts() > most
+            if self.jumps:
+                return before
             if self.evaluations >= self._most:
                 self._fall_back_rest()
             after = self.damage(self.back)
@@ -189,9 +198,9 @@ class _Search:
             target = min(target, left) * _SHARE / min(after.excess, 2.0**40)
         return after
 
-    def _reduce(self, target: float) -> None:
-        """Halve or put back groups until the rest adds up to ``target``."""
-        while self._groups and self._left() > target:
+    def _reduce(self, target: float, most: float) -> None:
+        """Halve or put back groups until the rest adds up to ``target``, or to more than ``most``."""
+        while self._groups and target < self._left() and self._parts() <= most:
             group = heapq.heappop(self._groups)
             if len(group.nodes) == 1 or self.evaluations + 2 > self._most:
                 self.gave_up |= len(group.nodes) > 1
@@ -242,6 +251,10 @@ class _Search:
     def _left(self) -> float:
         return sum(group.damage.excess for group in self._groups)
 
+    def _parts(self) -> float:
+        """The noise of all parts that the nodes were divided into, each by itself."""
+        return self._left() + self._back_alone
+
     def _alone(self, nodes: Sequence[str]) -> Damage:
         """What happens when of all nodes only these are 16-bit."""
         chosen = frozenset(nodes)
@@ -255,6 +268,7 @@ class _Search:
         return len({self._kinds[name] for name in nodes}) == 1 and all(name in self._light for name in nodes)
 
     def _fall_back(self, group: _Group) -> None:
+        self._back_alone += group.damage.excess
         count = len(group.nodes)
         which = "it" if count == 1 else f"it and {count - 1} more"
         for name in group.nodes:

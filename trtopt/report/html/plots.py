@@ -9,17 +9,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trtopt.report.schema.analysis import BatchSweep, LayerRow, Limiter
-from trtopt.report.text.format import bytes_text, count, flop_text, page_time, percent, shorten, some, visible
-from trtopt.report.text.words import LIMITERS, product_text, rate_of, slowest, tile_text
-
-if TYPE_CHECKING:
-    from trtopt.hardware.spec import GpuSpec
-    from trtopt.report.schema.profile import ProfileLayer
+from trtopt.report.schema.analysis import BatchSweep, LayerRow
+from trtopt.report.schema.profile import ProfileLayer, slowest
+from trtopt.report.schema.sensitivity import GrowthStep, RegionError, noise_shares
+from trtopt.report.schema.sweep import SweepRow
+from trtopt.report.text.format import bytes_text, count, decibels, flop_text, page_time, percent, shorten, some, visible
+from trtopt.report.text.names import named
+from trtopt.report.text.words import LIMITERS, product_text, rate_of, tile_text
 
 Figure = dict[str, Any]
 
@@ -33,53 +32,28 @@ _MANY = 200
 """Points from which on they are drawn smaller and without an outline, which would hide those below."""
 
 
-@dataclass(frozen=True)
-class Point:
-    """A layer in a plot.
-
-    Attributes:
-        us: The time that its area stands for.
-        limiter: What bounds its predicted time: the colour.
-        hover: What is shown beside the pointer, in the tags that plotly takes, all else escaped.
-        layer: Its index, for the page's script; None where a click shows nothing.
-    """
-
-    x: float
-    y: float
-    us: float
-    limiter: Limiter
-    hover: str
-    layer: int | None = None
-
+Point = tuple[int, ProfileLayer, LayerRow, float, float]
+"""A layer in a plot: its index, for the page's script; itself, whose time is its area; its prediction, whose limiter is
+its colour; x and y."""
 
 _LEAST = 1e-9
 """Of a figure that has a logarithm."""
 
 
-def under_roofs(
+def _under_roofs(
     points: Sequence[Point],
     tflops: Mapping[str, float],
     bandwidth_gbs: float,
     strong: Iterable[str],
     l2_bandwidth_gbs: float | None = None,
-    height: int = 560,
 ) -> Figure:
-    """A roofline plot: flop per byte against TFLOP/s.
-
-    Args:
-        points: The layers.
-        tflops: Peaks of the device by type, 1e12 operations per second.
-        bandwidth_gbs: Its memory bandwidth in GB/s.
-        strong: Types whose ceilings are drawn stronger.
-        l2_bandwidth_gbs: As of :func:`roofline`.
-        height: In pixels.
-    """
+    """A roofline plot; ``strong`` are the types whose ceilings are drawn stronger."""
     ceilings = _ceilings(tflops)
     top = max(value for value, _ in ceilings)
     bandwidth = bandwidth_gbs / 1e3
     steepest = max(bandwidth, (l2_bandwidth_gbs or 0.0) / 1e3)
-    intensities = [max(point.x, _LEAST) for point in points] or [1.0]
-    achieved = [max(point.y, _LEAST) for point in points] or [bandwidth]
+    intensities = [max(x, _LEAST) for *_, x, _ in points]
+    achieved = [max(y, _LEAST) for *_, y in points]
     left = min(min(intensities) / 2, 1.0)
     right = max(max(intensities) * 8, top / bandwidth * 10)
     rates = {rate_of(dtype) for dtype in strong}
@@ -100,7 +74,7 @@ def under_roofs(
     texts = [_roof_label(index, *roof, left, low, top) for index, roof in enumerate(roofs)]
     texts += [_ceiling_label(name, value) for value, name in ceilings]
     axes = decades("arithmetic intensity, FLOP per byte", left, right), decades("achieved TFLOP/s", low, high * 2.5)
-    return figure(data, height, *axes, annotations=texts, hovermode="closest")
+    return figure(data, 520, *axes, annotations=texts, hovermode="closest")
 
 
 def _ceilings(tflops: Mapping[str, float]) -> list[tuple[float, str]]:
@@ -134,24 +108,23 @@ def _roof_label(roof: int, name: str, rate: float, left: float, low: float, top:
 
 def markers(points: Sequence[Point]) -> list[dict[str, Any]]:
     """Layers as points, a trace for each limiter."""
-    longest = max((point.us for point in points), default=1.0)
+    longest = max((layer.measured_us for _, layer, *_ in points), default=1.0)
     many = len(points) > _MANY
     largest = _LARGEST_OF_MANY if many else _LARGEST
     traces = []
     for limiter, word in LIMITERS.items():
-        chosen = [point for point in points if point.limiter == limiter]
+        chosen = [point for point in points if point[2].limiter == limiter]
         look = {
             "color": COLORS[limiter],
             "symbol": SYMBOLS[limiter],
             "opacity": 0.5 if many else 0.75,
             "line": {"width": 0 if many else 1, "color": "rgba(128,128,128,0.8)"},
-            "size": [max(largest * math.sqrt(point.us / longest), _SMALLEST) for point in chosen],
+            "size": [max(largest * math.sqrt(layer.measured_us / longest), _SMALLEST) for _, layer, *_ in chosen],
         }
-        indices = [point.layer for point in chosen]
+        dots = [(x, y, hover_text(layer, row)) for _, layer, row, x, y in chosen]
         traces.append(
-            trace("markers", [(point.x, point.y, point.hover) for point in chosen], name=f"limited by {word}")
+            trace("markers", dots, name=f"limited by {word}", customdata=[index for index, *_ in chosen])
             | {"marker": look, "visible": True if chosen else "legendonly", "showlegend": bool(chosen)}
-            | ({"customdata": indices} if any(index is not None for index in indices) else {})
         )
     return traces
 
@@ -224,62 +197,74 @@ HOVER_NAME = 46
 """Width of a name beside the pointer: a line fits a phone."""
 
 
-def roofline(layers: Sequence[LayerRow], gpu: GpuSpec, precision: str, l2_bandwidth_gbs: float | None = None) -> Figure:
-    """Arithmetic per byte against arithmetic per second, under what the GPU can do.
+def roofline(
+    layers: Sequence[ProfileLayer],
+    tflops: Mapping[str, float],
+    bandwidth_gbs: float,
+    precision: str = "",
+    l2_bandwidth_gbs: float | None = None,
+) -> Figure:
+    """Arithmetic per byte against arithmetic per second, under what the device can do.
 
     The roofline of S. Williams, A. Waterman and D. Patterson, "Roofline: an insightful visual performance model for
     multicore architectures", Communications of the ACM 52(4), 2009.
 
     Args:
         layers: The layers; those without arithmetic have no place in a logarithmic plot.
-        gpu: Its peaks and its bandwidth.
+        tflops: Peaks of the device by type, 1e12 operations per second.
+        bandwidth_gbs: Its memory bandwidth in GB/s.
         precision: The one whose ceiling is drawn stronger; those of the types in use where it is not a type.
         l2_bandwidth_gbs: Bandwidth of the L2 in GB/s, for a second roof; None leaves it out.
     """
-    drawn = slowest(placed(layers))[:MOST_POINTS]
-    index = {id(layer): place for place, layer in enumerate(layers)}
+    drawn = list(_drawn(layers, placed(layers)))
     points = [
-        Point(
-            layer.arithmetic_intensity,
-            layer.flop / layer.predicted_us / 1e6,
-            layer.predicted_us,
-            layer.limiter,
-            hover_text(layer),
-            index[id(layer)],
-        )
-        for layer in drawn
+        (index, layer, row, row.arithmetic_intensity, row.flop / layer.measured_us / 1e6) for index, layer, row in drawn
     ]
-    strong = {precision} if rate_of(precision) in gpu.tflops else {layer.dtype for layer in drawn}
-    return under_roofs(points, gpu.tflops, gpu.bandwidth_gbs, strong, l2_bandwidth_gbs)
+    strong = {precision} if rate_of(precision) in tflops else {row.dtype for _, _, row in drawn}
+    return _under_roofs(points, tflops, bandwidth_gbs, strong, l2_bandwidth_gbs)
 
 
-def placed(layers: Sequence[LayerRow]) -> list[LayerRow]:
-    """The layers that have a place in the roofline: arithmetic, bytes and time."""
-    return [layer for layer in layers if layer.flop > 0 and layer.bytes > 0 and layer.predicted_us > 0]
+def compared(layers: Sequence[ProfileLayer]) -> list[int]:
+    """Indices of the layers with a measured and a predicted time, the slowest first."""
+    both = [index for index, layer in enumerate(layers) if layer.measured_us > 0 and (layer.predicted_us or 0) > 0]
+    return sorted(both, key=lambda index: -layers[index].measured_us)
 
 
-def hover_text(layer: LayerRow) -> str:
+def placed(layers: Sequence[ProfileLayer]) -> list[int]:
+    """Those of them with arithmetic and bytes: they have a place in the roofline."""
+    rows = {index: layers[index].predicted for index in compared(layers)}
+    return [index for index, row in rows.items() if row is not None and row.flop > 0 and row.bytes > 0]
+
+
+def _drawn(layers: Sequence[ProfileLayer], indices: Sequence[int]) -> Iterator[tuple[int, ProfileLayer, LayerRow]]:
+    """The layers of which points are drawn, with their predictions."""
+    for index in indices[:MOST_POINTS]:
+        if (row := layers[index].predicted) is not None:
+            yield index, layers[index], row
+
+
+def hover_text(layer: ProfileLayer, row: LayerRow) -> str:
     """What is shown of a layer beside the pointer, in the tags that plotly takes; names are escaped."""
-    product, tile = product_text(layer), tile_text(layer)
-    limiter = LIMITERS[layer.limiter]
+    product, tile = product_text(row), tile_text(row)
+    predicted = "" if layer.ratio is None else f", predicted {page_time(row.predicted_us)}"
+    shares = (layer.math_share, "peak arithmetic"), (layer.bandwidth_share, "bandwidth")
     lines = [
-        f"<b>{label(layer.name)}</b>",
-        f"{label(layer.op)}, {layer.dtype}, {layer.kind}",
-        f"<b>{page_time(layer.predicted_us)}</b>, limited by {limiter}",
-        f"arithmetic {page_time(layer.math_us)}, memory {page_time(layer.memory_us)},"
-        f" launch {page_time(layer.latency_us)}",
-        f"{flop_text(layer.flop)}, {bytes_text(layer.bytes)}: {layer.arithmetic_intensity:.3g} FLOP per byte",
+        f"<b>{label(named(layer.modules, layer.name).text)}</b>",
+        f"{label(row.op)}, {label(row.dtype)}, {label(row.kind)}",
+        f"<b>{page_time(layer.measured_us)}</b>{predicted}, limited by {LIMITERS[row.limiter]}",
+        f"arithmetic {page_time(row.math_us)}, memory {page_time(row.memory_us)}, launch {page_time(row.latency_us)}",
+        f"{flop_text(row.flop)}, {bytes_text(row.bytes)}: {row.arithmetic_intensity:.3g} FLOP per byte",
+        ", ".join(f"{percent(share)} of the {word}" for share, word in shares if share is not None),
+        f"m×n×k {product}" if product else "",
     ]
-    if product:
-        lines.append(f"m×n×k {product}")
     if tile:
-        lines.append(f"tile {tile}: {count(layer.tiles, 'tile')} in {count(layer.waves, 'wave')}")
-        used = f"{percent(layer.tile_efficiency)} of the tiles, {percent(layer.wave_efficiency)} of the waves"
+        lines.append(f"tile {tile}: {count(row.tiles, 'tile')} in {count(row.waves, 'wave')}")
+        used = f"{percent(row.tile_efficiency)} of the tiles, {percent(row.wave_efficiency)} of the waves"
         lines.append(f"used: {used}")
-    lines.append(f"rows aligned to {layer.alignment_bytes} bytes")
+    lines.append(f"rows aligned to {row.alignment_bytes} bytes")
     if layer.onnx_nodes and layer.onnx_nodes != (layer.name,):
         lines.append(f"computes {some([label(node) for node in layer.onnx_nodes], 1)}")
-    return "<br>".join(lines)
+    return "<br>".join([*filter(None, lines), *(label(item.reason) for item in layer.deviation)])
 
 
 def label(name: str) -> str:
@@ -289,14 +274,15 @@ def label(name: str) -> str:
     return escape(shorten(visible(name), HOVER_NAME, mark="…", measure=cell_len), quote=False) or "(no name)"
 
 
-def in_order(layers: Sequence[LayerRow]) -> Figure:
+def in_order(layers: Sequence[ProfileLayer]) -> Figure:
     """The time of each layer in the order they run; many layers share a bar, split by limiter."""
     size = group_size(len(layers))
     groups = [layers[start : start + size] for start in range(0, len(layers), size)]
     texts = [_bar_text(group, index * size + 1) for index, group in enumerate(groups)]
     data = []
     for limiter, word in LIMITERS.items():
-        values = [sum(layer.predicted_us for layer in group if layer.limiter == limiter) for group in groups]
+        chosen = [[item for item in group if item.predicted and item.predicted.limiter == limiter] for group in groups]
+        values = [sum(layer.measured_us for layer in items) for items in chosen]
         places = (index * size + (size - 1) / 2 + 1 for index in range(len(groups)))
         more: dict[str, Any] = {"customdata": list(range(len(layers)))} if size == 1 else {}
         more |= {"name": f"limited by {word}", "showlegend": any(values), "marker": plain_bar(COLORS[limiter])}
@@ -317,12 +303,12 @@ def group_size(layers: int) -> int:
     return max(math.ceil(layers / MOST_BARS), 1)
 
 
-def _bar_text(group: Sequence[LayerRow], first: int) -> str:
-    if len(group) == 1:
-        return f"{first}: {hover_text(group[0])}"
-    total = page_time(sum(layer.predicted_us for layer in group))
-    worst = slowest(group)[:3]
-    lines = [f"{label(layer.name)}: {page_time(layer.predicted_us)}" for layer in worst]
+def _bar_text(group: Sequence[ProfileLayer], first: int) -> str:
+    if len(group) == 1 and (row := group[0].predicted) is not None:
+        return f"{first}: {hover_text(group[0], row)}"
+    total = page_time(sum(layer.measured_us for layer in group))
+    worst = [(label(named(layer.modules, layer.name).text), layer.measured_us) for layer in slowest(group)[:3]]
+    lines = [f"{name}: {page_time(us)}" for name, us in worst]
     return "<br>".join([f"<b>layers {first} to {first + len(group) - 1}: {total}</b>", "the slowest:", *lines])
 
 
@@ -335,21 +321,29 @@ def batch_curve(sweep: BatchSweep) -> Figure:
         + ("" if point.fits else ": <b>does not fit</b>")
         for point in sweep.points
     ]
-    mode = "lines+markers" if len(batches) <= 40 else "lines"
-    curves: tuple[tuple[str, str, dict[str, Any], list[float]], ...] = (
-        ("throughput", "#10a37f", {}, [point.throughput for point in sweep.points]),
-        ("latency", "#e0457b", {"yaxis": "y2"}, [point.predicted_us / 1e3 for point in sweep.points]),
+    knee, best = sweep.knee, sweep.best_within_budget
+    curves: tuple[tuple[str, int | None, str, list[float]], ...] = (
+        ("throughput", knee, f"knee: {knee}", [point.throughput for point in sweep.points]),
+        ("latency", best, f"best within the budget: {best}", [point.predicted_us / 1e3 for point in sweep.points]),
     )
-    data = [
-        trace(
-            mode, zip(batches, values, texts, strict=True), name=name, line={"color": color}, showlegend=False, **axis
-        )
-        for name, color, axis, values in curves
-    ]
+    data = []
+    for color, (name, marked, word, values) in zip(("#10a37f", "#e0457b"), curves, strict=True):
+        look: dict[str, Any] = {
+            "text": [word if batch == marked else "" for batch in batches],
+            "textposition": "top left",
+        }
+        look |= {"marker": {"size": [10 if batch == marked else 5 for batch in batches]}, "line": {"color": color}}
+        points = zip(batches, values, texts, strict=True)
+        data.append(trace("lines+markers+text", points, name=name, showlegend=False, cliponaxis=False, **look))
+    if sweep.budget_us is not None and sweep.budget_us <= _TALLEST_BUDGET * max(p.predicted_us for p in sweep.points):
+        words, level, ends = f"budget {page_time(sweep.budget_us)}", sweep.budget_us / 1e3, list(map(float, batches))
+        place = {"mode": "lines+text", "text": [words], "textposition": "top right"}
+        data.append(grey_line(ends, [level] * len(ends), words, strong=False) | place)
+    for below in data[1:]:
+        below["yaxis"] = "y2"
     x = {"title": {"text": "batch"}, "type": "log", "anchor": "y2", "tickvals": _ticks(batches)}
     y = {"title": {"text": "samples/s"}, "domain": [0.54, 1], "rangemode": "tozero"}
-    shapes, notes = _marks(sweep)
-    found = figure(data, 460, {**x, "exponentformat": "none"}, y, shapes=shapes, annotations=notes)
+    found = figure(data, 460, {**x, "exponentformat": "none"}, y)
     axes = found["layout"]
     axes["yaxis2"] = {**axes["yaxis"], "title": {"text": "latency, ms"}, "domain": [0, 0.46]}
     return found
@@ -363,56 +357,17 @@ def _ticks(batches: Sequence[int]) -> list[int]:
     return doublings if len(doublings) > 1 else [batches[0], batches[-1]]
 
 
-def _marks(sweep: BatchSweep) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The lines over the batch curve, and what they are called."""
-    best = sweep.best_within_budget
-    marks = [(sweep.knee, "knee" if best != sweep.knee else "knee, best within the budget")]
-    if best is not None and best != sweep.knee:
-        marks.append((best, "best within the budget"))
-    first, last = math.log10(sweep.points[0].batch), math.log10(sweep.points[-1].batch)
-    shapes: list[dict[str, Any]] = []
-    texts: list[dict[str, Any]] = []
-    for place, (batch, words) in enumerate(marks):
-        x = math.log10(batch)
-        line = {"type": "line", "x0": batch, "x1": batch, "yref": "paper", "y0": 0, "y1": 1}
-        shapes.append({**line, "line": {"dash": "dot", "color": QUIET, "width": 1.5}})
-        end = "left" if x < (first + last) / 2 or first == last else "right"
-        texts.append({"x": x, "yref": "paper", "y": 1.0, "text": f"{words}: {batch}", "showarrow": False})
-        texts[-1].update(xanchor=end, yanchor="bottom", yshift=2 + 16 * place)
-    longest = max(point.predicted_us for point in sweep.points)
-    if sweep.budget_us is not None and sweep.budget_us <= _TALLEST_BUDGET * longest:
-        level = sweep.budget_us / 1e3
-        line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y2", "y0": level, "y1": level}
-        shapes.append({**line, "line": {"dash": "dash", "color": "#e0457b", "width": 1.5}})
-        place_of_text = {"xref": "paper", "x": 0, "yref": "y2", "y": level, "xanchor": "left", "yanchor": "bottom"}
-        budget = f"budget {page_time(sweep.budget_us)}"
-        texts.append({**place_of_text, "text": budget, "xshift": 4, "showarrow": False})
-    return shapes, texts
-
-
 _ROOM = 2.0
 """Between the outermost points and the edge of the plot, as a factor."""
-
-
-def compared(layers: Sequence[ProfileLayer]) -> list[int]:
-    """Indices of the layers with a measured and a predicted time, the slowest first."""
-    both = [index for index, layer in enumerate(layers) if layer.measured_us > 0 and (layer.predicted_us or 0) > 0]
-    return sorted(both, key=lambda index: -layers[index].measured_us)
-
-
-def measured_placed(layers: Sequence[ProfileLayer]) -> list[int]:
-    """Those of them with arithmetic and bytes: they have a place in the roofline."""
-    rows = {index: layers[index].predicted for index in compared(layers)}
-    return [index for index, row in rows.items() if row is not None and row.flop > 0 and row.bytes > 0]
 
 
 def scatter(layers: Sequence[ProfileLayer]) -> Figure:
     """Measured against predicted time on logarithmic axes, with the diagonal and the lines of twice and half."""
     points = [
-        Point(row.predicted_us, layer.measured_us, layer.measured_us, row.limiter, _measured_hover(layer, row), index)
+        (index, layer, row, row.predicted_us, layer.measured_us)
         for index, layer, row in _drawn(layers, compared(layers))
     ]
-    times = [value for point in points for value in (point.x, point.y)] or [1.0]
+    times = [value for *_, x, y in points for value in (x, y)]
     low, high = min(times) / _ROOM, max(times) * _ROOM
     data = [
         grey_line([low, high], [factor * low, factor * high], words, strong=factor == 1)
@@ -422,47 +377,70 @@ def scatter(layers: Sequence[ProfileLayer]) -> Figure:
     return figure([*data, *markers(points)], 480, *axes, hovermode="closest")
 
 
-def _drawn(layers: Sequence[ProfileLayer], indices: Sequence[int]) -> Iterator[tuple[int, ProfileLayer, LayerRow]]:
-    """The layers of which points are drawn, with their predictions."""
-    for index in indices[:MOST_POINTS]:
-        if (row := layers[index].predicted) is not None:
-            yield index, layers[index], row
+_FLOOR_DB = 120.0
+"""What an SQNR without any error is drawn at."""
 
 
-def measured_roofline(layers: Sequence[ProfileLayer], device: Mapping[str, Any]) -> Figure:
-    """The rates that the layers achieved, under the peaks and the bandwidth of the device.
-
-    ``device`` is ``ProfileReport.gpu``: ``tflops`` by type and ``bandwidth_gbs``.
-    """
-    drawn = list(_drawn(layers, measured_placed(layers)))
-    points = [
-        Point(
-            row.arithmetic_intensity,
-            row.flop / layer.measured_us / 1e6,
-            layer.measured_us,
-            row.limiter,
-            _measured_hover(layer, row),
-            index,
-        )
-        for index, layer, row in drawn
+def regions(regions: Sequence[RegionError]) -> Figure:
+    """Each region's share of the noise, in the order given."""
+    shares = noise_shares(regions)
+    texts = [
+        f"<b>{label(region.nodes[0])}</b><br>{count(len(region.nodes), 'node')}"
+        f"<br>{decibels(region.outputs[region.worst].sqnr_db)}<br>{percent(share)} of the noise"
+        for region, share in zip(regions, shares, strict=True)
     ]
-    types = {row.dtype for _, _, row in drawn}
-    return under_roofs(points, device["tflops"], device["bandwidth_gbs"], types, height=480)
+    points = zip(range(1, len(regions) + 1), (100 * share for share in shares), texts, strict=True)
+    x = {"title": {"text": "region, in order"}, "range": [0.5, len(regions) + 0.5]}
+    y = {"title": {"text": "% of the noise"}, "rangemode": "tozero"}
+    return figure([trace("bar", points, marker=plain_bar("#3b82f6"))], 320, x, y)
 
 
-def _measured_hover(layer: ProfileLayer, row: LayerRow) -> str:
-    shares = [
-        f"{percent(share)} of the {word}"
-        for share, word in ((layer.math_share, "peak arithmetic"), (layer.bandwidth_share, "bandwidth"))
-        if share is not None
-    ]
-    lines = [
-        f"<b>{label(layer.name)}</b>",
-        f"{label(row.op)}, {label(row.dtype)}, {label(row.kind)}",
-        f"<b>{page_time(layer.measured_us)}</b>, predicted {page_time(row.predicted_us)},"
-        f" limited by {LIMITERS[row.limiter]}",
-        f"{flop_text(row.flop)}, {bytes_text(row.bytes)}: {row.arithmetic_intensity:.3g} FLOP per byte",
-        *([", ".join(shares)] if shares else []),
-        *(label(item.reason) for item in layer.deviation),
-    ]
-    return "<br>".join(lines)
+def growth(steps: Sequence[GrowthStep]) -> Figure:
+    """SQNR of what each region reads, and gives."""
+    names = [label(step.node) for step in steps]
+    lines = (
+        ("reads", "#8a8f98", [step.input_sqnr_db for step in steps]),
+        ("gives", "#e0457b", [step.output_sqnr_db for step in steps]),
+    )
+    data = []
+    for word, color, values in lines:
+        points = [
+            (place, drawn(value), f"<b>{node}</b><br>{word} {decibels(value)}")
+            for place, (node, value) in enumerate(zip(names, values, strict=True), 1)
+        ]
+        data.append(trace("lines+markers", points, name=word, line={"color": color}))
+    return figure(data, 320, {"title": {"text": "region, in order"}}, {"title": {"text": "SQNR, dB"}})
+
+
+def drawn(sqnr_db: float) -> float:
+    """A number that can be drawn and sorted: no NaN, no infinity."""
+    return max(min(sqnr_db, _FLOOR_DB), -_FLOOR_DB) if sqnr_db == sqnr_db else -_FLOOR_DB
+
+
+_OF_GPUS = ("#3b82f6", "#e8890c", "#10a37f", "#e0457b", "#a855f7", "#0ea5b7", "#b45309", "#64748b")
+
+
+def front(rows: Sequence[tuple[SweepRow, str]], gpus: Sequence[str], measure: str) -> Figure:
+    """Latency against the drop of accuracy, of jobs that have both, each with its text beside the pointer; what is on
+    the front is filled, and larger. ``gpus`` are all that have a colour."""
+    data = []
+    for gpu in dict.fromkeys(row.gpu for row, _ in rows):
+        chosen = [(row, row.result, text) for row, text in rows if row.gpu == gpu and row.result is not None]
+        points = [(found.latency_us or 0.0, max(found.drop or 0.0, 0.0), text) for _, found, text in chosen]
+        marker = {
+            "color": _OF_GPUS[gpus.index(gpu) % len(_OF_GPUS)],
+            "symbol": ["diamond" if row.on_front else "circle-open" for row, *_ in chosen],
+            "size": [14 if row.on_front else 9 for row, *_ in chosen],
+        }
+        texts = [label(row.precision) for row, *_ in chosen]
+        look = {"text": texts, "textposition": "top center", "name": label(gpu), "marker": marker}
+        data.append(trace("markers+text", points, **look))
+    top = max(y for each in data for y in each["y"])
+    x = {"title": {"text": "microseconds of one run"}, "type": "log", "exponentformat": "none"}
+    y = {
+        "title": {"text": f"drop of {label(shorten(measure, 30))}"},
+        "range": [-0.06 * top, 1.12 * top] if top > 0 else [-1e-3, 1e-2],
+    }
+    note = {"text": "filled: Pareto front", "showarrow": False, "xref": "paper", "yref": "paper", "x": 1, "y": 1}
+    note |= {"xanchor": "right", "yanchor": "bottom", "font": {"size": 11, "color": QUIET}}
+    return figure(data, 380, x, y, hovermode="closest", showlegend=True, annotations=[note])

@@ -11,10 +11,8 @@ Every text of a layer is made here, in the words of the other reports; the page'
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -23,7 +21,7 @@ from trtopt.report.html.plots import COLORS, QUIET
 from trtopt.report.html.profile_graph import graph
 from trtopt.report.schema.analysis import Finding, LayerRow
 from trtopt.report.schema.layers import NodeName, TensorInfo
-from trtopt.report.schema.profile import ProfileLayer
+from trtopt.report.schema.profile import ProfileLayer, precision_of
 from trtopt.report.text.format import bytes_text, count, flop_text, page_time, percent, shorten, visible
 from trtopt.report.text.names import named
 from trtopt.report.text.words import LIMITERS, product_text, tile_text
@@ -33,23 +31,69 @@ _NAME, _NODE = 120, 60
 """Characters of names in the table; the details have them whole."""
 _LABEL = 21
 """Width of a line in a box of the graph."""
-_KNOWN = {True: "yes", False: "no", None: ""}
-
 _Value = str | tuple[str, float]
 """A text, or a number's text and what it is sorted by."""
 
-COLUMNS = (
-    *(("layer", "name"), ("type", "short"), ("operator", "short"), ("measured", "number"), ("share", "number")),
-    *(("predicted", "number"), ("measured / predicted", "number"), ("reasons", "wide"), ("limited by", "short")),
-    *(("of peak arithmetic", "number"), ("of bandwidth", "number"), ("precision", "short")),
-    *(("Tensor Cores", "short"), ("2:4", "short"), ("reads", "wide"), ("writes", "wide"), ("kernel", "wide")),
-    *(("median", "number"), ("spread", "number"), ("FLOP", "number"), ("bytes", "number"), ("FLOP/byte", "number")),
-    *(("m x n x k", "short"), ("tile", "short"), ("tiles", "number"), ("waves", "number"), ("tiles used", "number")),
-    *(("waves used", "number"), ("aligned", "number"), ("nodes", "wide"), ("modules", "wide")),
-)
-"""Title and style of each value of a layer; a ``number`` is sorted as one."""
+Column = tuple[str, str, Callable[[ProfileLayer], _Value]]
+"""Title and style of a value of each layer, and what gives it; a ``number`` is sorted as one."""
 SORTED_BY = 3
 """The column the table is sorted by at first."""
+
+
+def columns(total_us: float, *, measured: bool = True) -> list[Column]:
+    """What is said of each layer, nothing where it is not known: in the table, and in the details.
+
+    ``total_us`` is the time of all layers; it is predicted where it is not ``measured``.
+    """
+    return [
+        ("layer", "name", lambda layer: shorten(visible(_title(layer)), _NAME, mark="…") or "(no name)"),
+        ("type", "short", lambda layer: visible(layer.type)),
+        ("operator", "short", _of_row(lambda row: visible(row.op))),
+        ("measured" if measured else "time", "number", lambda layer: _number(page_time, layer.measured_us)),
+        ("share", "number", lambda layer: _number(percent, layer.measured_us / total_us if total_us else 0.0)),
+        ("predicted", "number", lambda layer: _number(page_time, layer.predicted_us) if measured else ""),
+        ("measured / predicted", "number", lambda layer: _number("{:.2f}".format, layer.ratio)),
+        ("reasons", "wide", lambda layer: ", ".join(item.reason for item in layer.deviation)),
+        ("limited by", "short", _of_row(lambda row: LIMITERS[row.limiter])),
+        ("of peak arithmetic", "number", lambda layer: _number(percent, layer.math_share)),
+        ("of bandwidth", "number", lambda layer: _number(percent, layer.bandwidth_share)),
+        ("precision", "short", lambda layer: visible(precision_of(layer))),
+        ("Tensor Cores", "short", lambda layer: _yes(layer.tensor_core)),
+        ("2:4", "short", lambda layer: _yes(layer.sparse)),
+        ("reads", "wide", lambda layer: _formats(layer.inputs)),
+        ("writes", "wide", lambda layer: _formats(layer.outputs)),
+        ("kernel", "wide", lambda layer: visible(layer.tactic)),
+        ("median", "number", lambda layer: _number(page_time, layer.median_us)),
+        ("spread", "number", lambda layer: _number(page_time, layer.spread_us)),
+        ("FLOP", "number", _of_row(lambda row: (flop_text(row.flop), row.flop))),
+        ("bytes", "number", _of_row(lambda row: (bytes_text(row.bytes), row.bytes))),
+        ("FLOP/byte", "number", _of_row(lambda row: _number("{:.3g}".format, row.arithmetic_intensity))),
+        ("m x n x k", "short", _of_row(product_text)),
+        ("tile", "short", _of_row(tile_text)),
+        ("tiles", "number", _of_tile(lambda row: (str(row.tiles), row.tiles))),
+        ("waves", "number", _of_tile(lambda row: (str(row.waves), row.waves))),
+        ("tiles used", "number", _of_tile(lambda row: _number(percent, row.tile_efficiency))),
+        ("waves used", "number", _of_tile(lambda row: _number(percent, row.wave_efficiency))),
+        ("aligned", "number", _of_row(lambda row: (f"{row.alignment_bytes} B", row.alignment_bytes))),
+        ("nodes", "wide", lambda layer: _first(layer.onnx_nodes)),
+        ("modules", "wide", lambda layer: _first(layer.modules)),
+    ]
+
+
+def _of_row(value: Callable[[LayerRow], _Value]) -> Callable[[ProfileLayer], _Value]:
+    return lambda layer: "" if layer.predicted is None else value(layer.predicted)
+
+
+def _of_tile(value: Callable[[LayerRow], _Value]) -> Callable[[ProfileLayer], _Value]:
+    return _of_row(lambda row: "" if row.tile is None else value(row))
+
+
+def _number(text: Callable[[float], str], value: float | None) -> _Value:
+    return "" if value is None else (text(value), value)
+
+
+def _yes(known: bool | None) -> str:
+    return "" if known is None else "yes" if known else "no"
 
 
 def layer_data(
@@ -69,75 +113,26 @@ def layer_data(
         measured: Whether their times are; else they are predicted.
         names: The modules of nodes, of which the layers name those of their products only: the search finds all.
 
-    Object of ``columns``, ``colorings``, ``sortedBy``, ``edges`` as [writer, reader, bends], and ``layers`` in their
-    order, each with its place in the graph, its cells by column and what the details show.
+    Object of ``columns`` (title and style), ``colorings``, ``sortedBy``, ``edges`` as [writer, reader, bends], and
+    ``layers`` in their order, each with its place in the graph, its cells by column and what the details show.
     """
-    total = sum(layer.measured_us for layer in layers)
     drawn = graph(layers, pairs)
-    columns = list(COLUMNS)
-    if not measured:
-        columns[SORTED_BY] = ("time", "number")
+    shown = columns(sum(layer.measured_us for layer in layers), measured=measured)
     found: dict[str, list[Finding]] = {}
     for item in findings:
         for node in item.nodes:
             found.setdefault(node, []).append(item)
     data = {
-        "columns": columns,
+        "columns": [column[:2] for column in shown],
         "sortedBy": SORTED_BY,
-        "colorings": [dataclasses.asdict(coloring) for coloring in colorings(layers)],
+        "colorings": colorings(layers),
         "edges": [[edge.source, edge.target, edge.bends] for edge in drawn.edges],
         "layers": [
-            {**_details(layer, found, names or {}), "cells": cells(layer, total, measured=measured), "at": place}
+            {**_details(layer, found, names or {}), "cells": [value(layer) for *_, value in shown], "at": place}
             for layer, place in zip(layers, drawn.places, strict=True)
         ],
     }
     return as_script(data)
-
-
-def cells(layer: ProfileLayer, total_us: float, *, measured: bool = True) -> tuple[_Value, ...]:
-    """The values of a layer, as :data:`COLUMNS` names them; empty what is not known. ``total_us`` is of all layers."""
-    row = layer.predicted
-    return (
-        shorten(visible(_title(layer)), _NAME, mark="…") or "(no name)",
-        visible(layer.type),
-        visible(row.op) if row else "",
-        _time(layer.measured_us),
-        _percent(layer.measured_us / total_us if total_us else 0.0),
-        _time(layer.predicted_us) if measured else "",
-        "" if layer.ratio is None else (f"{layer.ratio:.2f}", layer.ratio),
-        ", ".join(item.reason for item in layer.deviation),
-        LIMITERS[row.limiter] if row else "",
-        _percent(layer.math_share),
-        _percent(layer.bandwidth_share),
-        visible(precision_of(layer)),
-        _KNOWN[layer.tensor_core],
-        _KNOWN[layer.sparse],
-        _formats(layer.inputs),
-        _formats(layer.outputs),
-        visible(layer.tactic),
-        _time(layer.median_us),
-        _time(layer.spread_us),
-        *(_work(row) if row else ("",) * 10),
-        _first(layer.onnx_nodes),
-        _first(layer.modules),
-    )
-
-
-def _work(row: LayerRow) -> tuple[_Value, ...]:
-    """From ``FLOP`` to ``aligned``."""
-    tiled = row.tile is not None
-    return (
-        (flop_text(row.flop), row.flop),
-        (bytes_text(row.bytes), row.bytes),
-        (f"{row.arithmetic_intensity:.3g}", row.arithmetic_intensity),
-        product_text(row),
-        tile_text(row),
-        (str(row.tiles), row.tiles) if tiled else "",
-        (str(row.waves), row.waves) if tiled else "",
-        _percent(row.tile_efficiency) if tiled else "",
-        _percent(row.wave_efficiency) if tiled else "",
-        (f"{row.alignment_bytes} B", row.alignment_bytes),
-    )
 
 
 def _title(layer: ProfileLayer) -> str:
@@ -185,14 +180,6 @@ def label(layer: ProfileLayer) -> str:
     return f"{place or '(no name)'}\n{what} {time}"
 
 
-def _time(microseconds: float | None) -> _Value:
-    return "" if microseconds is None else (page_time(microseconds), microseconds)
-
-
-def _percent(share: float | None) -> _Value:
-    return "" if share is None else (percent(share), share)
-
-
 def _first(names: Sequence[str]) -> str:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"{shorten(visible(names[0]), _NODE, mark='…') or '(no name)'}{more}" if names else ""
@@ -221,8 +208,6 @@ _TYPES: dict[str, str] = {
     Precision.FP4: "#e3c33b",
 }
 """Colours of the types in which a layer computes; another type has that of nothing."""
-_NAMES = {"float": Precision.FP32, "half": Precision.FP16, "bfloat16": Precision.BF16}
-"""What compilers call types that have a shorter name."""
 _RATIOS = (
     (0.5, "#2f6fd0", "less than half the prediction"),
     (0.8, "#7fb0ea", "0.5 to 0.8 times"),
@@ -238,45 +223,28 @@ _REASONS = (
 """By the order in which the reasons are found, the most time first."""
 
 
-@dataclass(frozen=True)
-class Group:
-    """Layers of one colour: ``#rrggbb``, and that of text on it; what they have in common; how many there are, and
-    their share of the time.
-    """
-
-    color: str
-    ink: str
-    text: str
-    note: str
+_Key = tuple[int, str, str]
+"""Place in the legend, words and colour of a group."""
 
 
-@dataclass(frozen=True)
-class Coloring:
-    """One way to colour the layers: by what; the groups that hold a layer; by layer, the index of its group."""
-
-    title: str
-    groups: tuple[Group, ...]
-    of_layer: tuple[int, ...]
-
-
-def colorings(layers: Sequence[ProfileLayer]) -> tuple[Coloring, ...]:
-    """All ways to colour the layers, the first one first; precision and deviation where something is known of them."""
-    found = [_by("time", layers, _time_groups(layers)), _by("precision", layers, _precision_group)]
+def colorings(layers: Sequence[ProfileLayer]) -> list[dict[str, Any]]:
+    """The ways to colour the layers of which something is known, the first one first: ``title``; ``groups`` of one
+    colour, with that of text on it (``ink``), what they have in common (``text``), their number and share of the time
+    (``note``); by layer, the index of its group (``of_layer``)."""
+    longest = max((layer.measured_us for layer in layers), default=0.0)
+    reasons: dict[str, float] = {}
+    for layer in layers:
+        for item in layer.deviation[:1]:
+            reasons[item.reason] = reasons.get(item.reason, 0.0) + layer.measured_us
+    order = sorted(reasons, key=lambda reason: -reasons[reason])
+    found = [_by("time", layers, lambda layer: _time_group(layer, longest)), _by("precision", layers, _precision_group)]
     if any(layer.ratio is not None for layer in layers):
         found.append(_by("measured / predicted", layers, _ratio_group))
     if any(layer.predicted is not None for layer in layers):
         found.append(_by("limited by", layers, _limit_group))
-    if any(layer.deviation for layer in layers):
-        found.append(_by("reason of the deviation", layers, _reason_groups(layers)))
-    return tuple(found)
-
-
-def precision_of(layer: ProfileLayer) -> str:
-    """The type in which a layer computes; what it writes where that is not known, and empty without either."""
-    if layer.predicted is not None:
-        return layer.predicted.dtype
-    written = layer.outputs[0].dtype.lower() if layer.outputs else ""
-    return _NAMES.get(written, written)
+    if order:
+        found.append(_by("reason of the deviation", layers, lambda layer: _reason_group(layer, order)))
+    return found
 
 
 def ink_on(color: str) -> str:
@@ -287,49 +255,39 @@ def ink_on(color: str) -> str:
     return "#000000" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "#ffffff"
 
 
-_Key = tuple[int, str, str]
-"""Place in the legend, words and colour of a group."""
-
-
-def _by(title: str, layers: Sequence[ProfileLayer], group_of: Callable[[ProfileLayer], _Key]) -> Coloring:
+def _by(title: str, layers: Sequence[ProfileLayer], group_of: Callable[[ProfileLayer], _Key]) -> dict[str, Any]:
     keys = [group_of(layer) for layer in layers]
     total = sum(layer.measured_us for layer in layers)
+    order = sorted(set(keys))
     groups = []
-    for key in sorted(set(keys)):
+    for key in order:
         times = [layer.measured_us for layer, own in zip(layers, keys, strict=True) if own == key]
         share = f", {percent(sum(times) / total)} of the time" if total else ""
-        groups.append(Group(key[2], ink_on(key[2]), key[1], count(len(times), "layer") + share))
-    index = {key: place for place, key in enumerate(sorted(set(keys)))}
-    return Coloring(title, tuple(groups), tuple(index[key] for key in keys))
+        note = count(len(times), "layer") + share
+        groups.append({"color": key[2], "ink": ink_on(key[2]), "text": key[1], "note": note})
+    return {"title": title, "groups": groups, "of_layer": [order.index(key) for key in keys]}
 
 
-def _time_groups(layers: Sequence[ProfileLayer]) -> Callable[[ProfileLayer], _Key]:
-    """Halves of the time of the slowest layer."""
-    longest = max((layer.measured_us for layer in layers), default=0.0)
-
-    def group(layer: ProfileLayer) -> _Key:
-        if layer.measured_us <= 0:
-            return len(_HEAT), "runs nothing", QUIET
-        step = min(math.floor(math.log2(longest / layer.measured_us)), len(_HEAT) - 1)
-        low, high = (page_time(longest / 2**power) for power in (step + 1, step))
-        words = f"less than {high}" if step == len(_HEAT) - 1 else f"{low} to {high}"
-        return step, words, _HEAT[step]
-
-    return group
+def _time_group(layer: ProfileLayer, longest: float) -> _Key:
+    """By halves of the time of the slowest layer."""
+    if layer.measured_us <= 0:
+        return len(_HEAT), "runs nothing", QUIET
+    step = min(math.floor(math.log2(longest / layer.measured_us)), len(_HEAT) - 1)
+    low, high = (page_time(longest / 2**power) for power in (step + 1, step))
+    return step, f"less than {high}" if step == len(_HEAT) - 1 else f"{low} to {high}", _HEAT[step]
 
 
 def _precision_group(layer: ProfileLayer) -> _Key:
     name = visible(precision_of(layer))
-    known = list(_TYPES)
-    place = known.index(name) if name in known else len(known)
+    place = list(_TYPES).index(name) if name in _TYPES else len(_TYPES)
     return place, name or "not known", _TYPES.get(name, QUIET)
 
 
 def _limit_group(layer: ProfileLayer) -> _Key:
     if layer.predicted is None:
         return len(COLORS), "no prediction", QUIET
-    place = list(COLORS).index(layer.predicted.limiter)
-    return place, LIMITERS[layer.predicted.limiter], COLORS[layer.predicted.limiter]
+    limiter = layer.predicted.limiter
+    return list(COLORS).index(limiter), LIMITERS[limiter], COLORS[limiter]
 
 
 def _ratio_group(layer: ProfileLayer) -> _Key:
@@ -339,18 +297,9 @@ def _ratio_group(layer: ProfileLayer) -> _Key:
     return next((place, words, color) for place, (top, color, words) in enumerate(_RATIOS) if ratio <= top)
 
 
-def _reason_groups(layers: Sequence[ProfileLayer]) -> Callable[[ProfileLayer], _Key]:
-    """The first reason of each layer; the reasons by the time of the layers that have them."""
-    times: dict[str, float] = {}
-    for layer in layers:
-        for reason in layer.deviation[:1]:
-            times[reason.reason] = times.get(reason.reason, 0.0) + layer.measured_us
-    order = sorted(times, key=lambda reason: -times[reason])
-
-    def group(layer: ProfileLayer) -> _Key:
-        if not layer.deviation:
-            return len(order), "none", "#c3c9d1"
-        place = order.index(layer.deviation[0].reason)
-        return place, order[place], _REASONS[place % len(_REASONS)]
-
-    return group
+def _reason_group(layer: ProfileLayer, order: Sequence[str]) -> _Key:
+    """By the first reason; those of the most time first."""
+    if not layer.deviation:
+        return len(order), "none", "#c3c9d1"
+    place = order.index(layer.deviation[0].reason)
+    return place, order[place], _REASONS[place % len(_REASONS)]

@@ -197,8 +197,6 @@ class PrunedLayer:
         magnitude_sqnr_db: SQNR of the layer's outputs in the pruned network with the smaller weights set to zero, on
             samples kept from the fit; None where nothing was fitted.
         sqnr_db: The same with the weights it got.
-        mask_before: None; the channels keep their order.
-        mask_after: None.
         dense_us: Predicted time of its kernels without the pattern; 0 where it is not known.
         sparse_us: The same with sparse kernels, where the backend has them and they pay.
     """
@@ -211,8 +209,6 @@ class PrunedLayer:
     kept_magnitude: float | None = None
     magnitude_sqnr_db: float | None = None
     sqnr_db: float | None = None
-    mask_before: float | None = None
-    mask_after: float | None = None
     dense_us: float = 0.0
     sparse_us: float = 0.0
 
@@ -265,7 +261,6 @@ class SparsityRecord:
     Attributes:
         backend: Whose kernels the gain is predicted for.
         layers: Every Conv, Gemm and MatMul: those whose weights can be 2:4 first, each in the order of the graph.
-        permuted: Empty: channels keep their order. Older reports list the groups of channels that got another one.
         dense_us: Predicted time of the network without sparse kernels, as the performance model has it; None for a
             target that is not one GPU.
         sparse_us: The same with them, for the layers that are 2:4.
@@ -280,7 +275,6 @@ class SparsityRecord:
 
     backend: str
     layers: tuple[PrunedLayer, ...]
-    permuted: tuple[dict[str, object], ...]
     dense_us: float | None
     sparse_us: float | None
     note: str

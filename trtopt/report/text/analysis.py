@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -42,10 +41,10 @@ from trtopt.report.text.format import (
     time_text,
     visible,
 )
-from trtopt.report.text.layers import graph_blocks, layers_blocks
+from trtopt.report.text.layers import as_layers, graph_blocks, layers_blocks, roofline_blocks
 from trtopt.report.text.limit import limit_blocks
 from trtopt.report.text.names import Labels
-from trtopt.report.text.words import FLOP_NOTE, LIMITERS, model_name, peak_of, rests_on, slowest
+from trtopt.report.text.words import FLOP_NOTE, LIMITERS, model_name, peak_of, rests_on
 
 if TYPE_CHECKING:
     from trtopt.hardware.spec import GpuSpec
@@ -68,14 +67,16 @@ def view(analysis: Analysis, gpu: GpuSpec, *, l2_bandwidth_gbs: float | None = N
     labels = Labels(analysis.names)
     findings = labels.found(analysis.findings)
     found = (Findings(findings, totals.predicted_us, _NOTE),) if findings else ()
-    graph = graph_blocks(analysis.layers, labels, links=analysis.links, findings=analysis.findings)
+    layers = as_layers(analysis.layers, labels)
+    graph = graph_blocks(layers, analysis.links, findings=analysis.findings, measured=False, names=labels.names)
+    roofline = roofline_blocks(layers, gpu.tflops, gpu.bandwidth_gbs, analysis.precision, l2_bandwidth_gbs)
     sections = (
         Section("Predicted", _predicted(analysis, gpu, labels)),
         Section("Time by limiter", _split(totals.by_limiter, LIMITERS)),
         Section("Time by kind of kernel", _split(totals.by_kind, {})),
         Section("Findings", found),
         Section("Layers as a graph", graph, "page"),
-        Section("Roofline", _roofline(analysis, gpu, l2_bandwidth_gbs, labels), "page"),
+        Section("Roofline", roofline, "page"),
         Section("Slowest layers", layers_blocks(analysis.layers, totals.predicted_us, labels)),
         Section("Limit", tuple(limit_blocks(analysis.limit, analysis.layers, labels))),
         Section("2:4 sparsity", _sparsity(analysis, labels)),
@@ -83,7 +84,7 @@ def view(analysis: Analysis, gpu: GpuSpec, *, l2_bandwidth_gbs: float | None = N
         Section("Device memory", _memory(analysis), "page"),
         Section("Levels", _levels(analysis)),
         Section("Without a cost, and in no sum", _uncosted(analysis, labels)),
-        _assumptions(analysis, gpu),
+        _assumptions(analysis),
     )
     name = f"{model_name(analysis)} on {visible(gpu.name)}, {analysis.precision}"
     return View(line(headline(analysis)), lead, sections, name=name, warnings=analysis.warnings)
@@ -220,27 +221,6 @@ def _split(parts: Mapping[str, float], words: Mapping[str, str]) -> tuple[Block,
     return (Split(shown),) if sum(parts.values()) else ()
 
 
-def _roofline(analysis: Analysis, gpu: GpuSpec, l2_bandwidth_gbs: float | None, labels: Labels) -> tuple[Block, ...]:
-    placed = slowest(plots.placed(analysis.layers))
-    if not placed:
-        return ()
-    notes = ["A point is a layer; its area is its time. The ceilings are the peaks of the GPU by type, in TFLOP/s."]
-    notes.append(
-        "Bytes count each tensor once: data kept in the L2 or skipped by a stride lifts a layer over the memory roof."
-    )
-    hidden = placed[plots.MOST_POINTS :]
-    if hidden:
-        share = sum(layer.predicted_us for layer in hidden) / analysis.totals.predicted_us
-        notes.append(
-            f"The {plots.MOST_POINTS} slowest are drawn; the other {len(hidden)} take {percent(share)} of the time."
-        )
-    unplaced = len(analysis.layers) - len(placed)
-    if unplaced:
-        notes.append(f"{count(unplaced, 'layer')} without arithmetic cannot be drawn.")
-    figure = functools.partial(plots.roofline, labels.rows(analysis.layers), gpu, analysis.precision, l2_bandwidth_gbs)
-    return Note(" ".join(notes)), Plot("roofline", figure)
-
-
 def _sparsity(analysis: Analysis, labels: Labels) -> tuple[Block, ...]:
     found = analysis.sparsity
     if found is None:
@@ -347,20 +327,10 @@ def _uncosted(analysis: Analysis, labels: Labels) -> tuple[Block, ...]:
     return (pairs(rows), *left_out(len(groups) - _MOST_ROWS, "operator")) if rows else ()
 
 
-def _assumptions(analysis: Analysis, gpu: GpuSpec) -> Section:
+def _assumptions(analysis: Analysis) -> Section:
     """What the prediction takes for granted."""
     note = (
         " Arithmetic and memory are the times of each alone, that of idle SMs left out; the longer of the two bounds a"
         " layer, and latency where neither is half of its time."
     )
-    peaks = ", ".join(f"{dtype} {value:g}" for dtype, value in gpu.tflops.items())
-    values = {
-        "GPU": f"{gpu.name}, compute capability {gpu.compute_capability}",
-        "multiprocessors": str(gpu.sm),
-        "clocks": f"{gpu.clock_cuda_mhz:g} MHz, Tensor Cores {gpu.clock_tensor_mhz:g} MHz",
-        "peaks, TFLOP/s": peaks,
-        "memory": f"{gpu.memory_gb:g} GB at {gpu.bandwidth_gbs:g} GB/s, L2 {gpu.l2_mib:g} MiB",
-        "power limit": f"{gpu.tdp_w:g} W",
-        "source": gpu.source,
-    }
-    return rests_on(analysis.schema, {**values, **analysis.model}, Line(FLOP_NOTE + note, "quiet"))
+    return rests_on(analysis.schema, {**analysis.gpu, **analysis.model}, Line(FLOP_NOTE + note, "quiet"))

@@ -8,14 +8,23 @@ A view is a headline and sections of blocks. ``rich`` prints each block; :mod:`t
 from __future__ import annotations
 
 import dataclasses
-import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from trtopt.report.schema.analysis import Finding, rank
-from trtopt.report.text.format import NO_MORE, count, percent, short_name, shorten, some_names, time_text, visible
+from trtopt.report.text.format import (
+    NO_MORE,
+    count,
+    from_here,
+    percent,
+    short_name,
+    shorten,
+    some_names,
+    time_text,
+    visible,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -124,9 +133,8 @@ class Command:
 def typed(text: str) -> list[str]:
     """The words of a line for a shell, quoted, with files below the current folder named from there; the line as it is
     where no shell takes it, as in a report that others wrote."""
-    here = f"{os.getcwd()}{os.sep}"
     try:
-        return [shlex.quote(word.removeprefix(here)) for word in shlex.split(text)]
+        return [shlex.quote(from_here(word)) for word in shlex.split(text)]
     except ValueError:
         return [text]
 
@@ -219,6 +227,8 @@ class Table:
             for index, column in enumerate(self.columns)
             if column.on in on and (column.title or any(row[index] not in ("", Cell("")) for row in rows))
         ]
+        if "page" in on:  # first, where it stays while the others are scrolled
+            keep.sort(key=lambda index: self.columns[index].style != "name")
         by = None if self.sorted_by is None else keep.index(self.sorted_by) if self.sorted_by in keep else None
         cut = dataclasses.replace(
             self,

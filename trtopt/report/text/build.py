@@ -21,6 +21,7 @@ from trtopt.report.text.decisions import (
 from trtopt.report.text.format import (
     bytes_text,
     count,
+    near,
     percent,
     predicted_text,
     seconds_text,
@@ -29,7 +30,7 @@ from trtopt.report.text.format import (
     time_text,
     visible,
 )
-from trtopt.report.text.layers import graph_blocks, layers_blocks
+from trtopt.report.text.layers import as_layers, graph_blocks, layers_blocks
 from trtopt.report.text.limit import limit_blocks
 from trtopt.report.text.names import Labels
 from trtopt.report.text.verdict import AS_IS, advice, against_plain, failed, verdict
@@ -77,7 +78,11 @@ def view(report: BuildReport, *, verbose: bool = False, page: str | None = None)
 
 def _graph(report: BuildReport, labels: Labels) -> tuple[Block, ...]:
     listed = None if report.engine is None else report.engine.layers
-    return () if report.analysis is None else graph_blocks(report.analysis.layers, labels, listed or ())
+    return (
+        ()
+        if report.analysis is None
+        else graph_blocks(as_layers(report.analysis.layers, labels, listed or ()), measured=False, names=labels.names)
+    )
 
 
 def _slowest(report: BuildReport, labels: Labels) -> list[Block]:
@@ -107,7 +112,7 @@ def matrix_table(builds: Sequence[MatrixBuild]) -> Table:
 
 def _result(report: BuildReport) -> list[Block]:
     gpu = "portable (Ampere and later)" if report.gpu is None else str(report.gpu.get("name", ""))
-    rows = [("model", str(report.model.get("path") or report.model.get("target") or "in memory"))]
+    rows = [("model", near(str(report.model.get("path") or report.model.get("target") or "in memory")))]
     engine = report.engine
     if engine is not None:
         rows.append(("target", f"{gpu}, compute capability {', '.join(engine.compute_capabilities)}"))
@@ -312,7 +317,7 @@ def _groups(items: Iterable[tuple[str, str]], labels: Labels) -> list[Block]:
 
 def _more_note(page: object) -> str:
     """Where the rest is shown."""
-    where = f"{visible(str(page))} has" if page else "--html FILE writes a page with"
+    where = f"{visible(str(page))} has" if page else "--html FILE, in Python to_html(), makes a page with"
     return f"--verbose adds every step, region and refusal; {where} all of it"
 
 

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trtopt.report.schema.check import Checked, CheckReport, Gate, LayerChange, Unit
 from trtopt.report.schema.manifest import Manifest
-from trtopt.report.text.blocks import Block, Cell, Line, Section, Table, View, bullets, line, pairs, table
+from trtopt.report.text.blocks import (
+    Block,
+    Cell,
+    Column,
+    Line,
+    Section,
+    Table,
+    View,
+    bullets,
+    line,
+    numbers,
+    pairs,
+    table,
+)
 from trtopt.report.text.format import bytes_text, count, percent, time_text, visible
 from trtopt.report.text.names import Labels
 
@@ -49,7 +62,8 @@ def gate_table(found: CheckReport) -> Table:
         )
         for gate in found.gates
     ]
-    return table(("", "gate", "before", "now", "limit"), rows, right=(2, 3, 4))
+    columns = (Column(""), Column("gate", "text"), *numbers("before", "now", "limit"))
+    return Table(columns, tuple(rows))
 
 
 def limit(gate: Gate) -> str:
@@ -59,37 +73,27 @@ def limit(gate: Gate) -> str:
     return f"{gate.bound} {figure(gate.limit, gate)}{' (default)' if gate.is_default else ''}"
 
 
+_UNITS: dict[Unit, tuple[Callable[[float], str], float, str]] = {
+    "us": (time_text, 1.0, " us"),
+    "bytes": (lambda value: bytes_text(int(value)), 1.0, " B"),
+    "kernels": ("{:.0f}".format, 1.0, ""),
+    "share": (percent, 100.0, " %"),
+    "dB": ("{:.1f} dB".format, 1.0, " dB"),
+    "metric": ("{:.4f}".format, 1.0, ""),
+}
+"""By unit: how a figure is rounded; by what it is multiplied, and its unit, where all its digits are shown."""
+
+
 def figure(value: float | None, gate: Gate) -> str:
     """A gate's figure, with as many digits as tell what failed from its limit."""
     if value is None or gate.unit is None:
         return ""
     if not math.isfinite(value):
         return "not finite"
-    texts = [_rounded(each, gate.unit) for each in (gate.after, gate.limit) if each is not None]
-    if gate.verdict == "failed" and len(texts) == 2 and texts[0] == texts[1]:
-        factor, name = _EXACT[gate.unit]
-        return f"{factor * value:.9g}{name}"
-    return _rounded(value, gate.unit)
-
-
-_EXACT: dict[Unit, tuple[float, str]] = {
-    **{"us": (1.0, " us"), "bytes": (1.0, " B"), "kernels": (1.0, "")},
-    **{"share": (100.0, " %"), "dB": (1.0, " dB"), "metric": (1.0, "")},
-}
-
-
-def _rounded(value: float, unit: Unit) -> str:
-    if not math.isfinite(value):
-        return "not finite"
-    if unit == "us":
-        return time_text(value)
-    if unit == "bytes":
-        return bytes_text(int(value))
-    if unit == "kernels":
-        return f"{value:.0f}"
-    if unit == "share":
-        return percent(value)
-    return f"{value:.1f} dB" if unit == "dB" else f"{value:.4f}"
+    rounded, factor, name = _UNITS[gate.unit]
+    texts = {rounded(each) for each in (gate.after, gate.limit) if each is not None and math.isfinite(each)}
+    is_near = gate.verdict == "failed" and gate.after is not None and gate.limit is not None and len(texts) == 1
+    return f"{factor * value:.9g}{name}" if is_near else rounded(value)
 
 
 def layer_table(layers: Sequence[LayerChange], labels: Labels) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -61,6 +62,17 @@ def some_names(names: Iterable[str], most: int, width: int = 40) -> str:
 def count(number: int, noun: str) -> str:
     """``1 kernel``, ``23 kernels``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def from_here(path: str) -> str:
+    """A path below the current folder as it is written there."""
+    return path.removeprefix(f"{os.getcwd()}{os.sep}")
+
+
+def near(path: str) -> str:
+    """A path from the current folder, or of elsewhere its last part: pages are shown to others."""
+    shown = from_here(path)
+    return os.path.basename(shown) if os.path.isabs(shown) else shown
 
 
 def visible(text: str) -> str:

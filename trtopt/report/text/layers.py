@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from trtopt.report.html import plots
-from trtopt.report.schema.analysis import Finding, LayerRow, range_of_rows
+from trtopt.report.schema.analysis import LayerRow, range_of_rows
 from trtopt.report.schema.layers import LayerInfo
+from trtopt.report.schema.profile import ProfileLayer
 from trtopt.report.text.blocks import Block, Cell, Column, Graph, Inline, Name, Note, Plot, Table, numbers, sum_of
 from trtopt.report.text.format import count, percent, range_text, time_text, visible
 from trtopt.report.text.names import Equal, Labels, equal_layers
-from trtopt.report.text.words import product_text
+from trtopt.report.text.words import LIMITERS, product_text
 
 _MOST_ROWS = 12
 _TIME = 3
@@ -26,7 +28,7 @@ def layers_blocks(
         return ()
     size = plots.group_size(len(rows))
     note = [] if size == 1 else [Note(f"Each bar is {size} layers.")]
-    plot = Plot("order", lambda: plots.in_order(labels.rows(rows)))
+    plot = Plot("order", lambda: plots.in_order(as_layers(rows, labels)))
     return *note, plot, layer_table(rows, total_us, labels, most)
 
 
@@ -63,7 +65,7 @@ def _cells(group: Equal, total_us: float, labels: Labels) -> tuple[Inline, ...]:
         visible(layer.dtype),
         Cell(time_text(total), total),
         Cell(percent(share) if total_us else "", share),
-        Cell(layer.limiter, mark=f"c-{layer.limiter}"),
+        Cell(LIMITERS[layer.limiter], mark=f"c-{layer.limiter}"),
         _named(group, labels),
         Cell(range_text(total, low, high), high or 0.0),
     )
@@ -81,34 +83,77 @@ def _named(group: Equal, labels: Labels) -> Name:
 
 
 def graph_blocks(
-    rows: Sequence[LayerRow],
-    labels: Labels,
-    listed: Sequence[LayerInfo] = (),
-    links: Sequence[tuple[int, int]] | None = None,
-    findings: Sequence[Finding] = (),
+    layers: Sequence[ProfileLayer], links: Sequence[tuple[int, int]] | None = None, **more: Any
 ) -> tuple[Block, ...]:
-    """Predicted layers as the graph and the table of a profile's page; nothing without layers.
-
-    Args:
-        rows: The layers.
-        labels: What the user calls their nodes.
-        listed: The layers of the engine, where there is one.
-        links: Which reads from which, as indices (writer, reader), where tensors do not tell.
-        findings: What was found of them.
-    """
-    if not rows:
+    """Layers as a graph and a table, which a page shows, arguments as of :func:`trtopt.report.html.profile.layer_data`;
+    nothing without layers."""
+    if not layers:
         return ()
-    from trtopt.report.html.predicted import as_layers
     from trtopt.report.html.profile import layer_data
     from trtopt.report.html.profile_graph import without_tensors
 
-    layers = as_layers(rows, labels, listed)
     bare = 0 if links else sum(map(without_tensors, layers))
-    data = functools.partial(layer_data, layers, links or None, findings, measured=False, names=labels.names)
-    return Note(graph_note(len(layers), bare)), Graph(data)
+    data = functools.partial(layer_data, layers, links or None, **more)
+    return Note(_graph_note(len(layers), bare)), Graph(data)
 
 
-def graph_note(layers: int, bare: int) -> str:
+def roofline_blocks(
+    layers: Sequence[ProfileLayer],
+    tflops: Mapping[str, float],
+    bandwidth_gbs: float,
+    precision: str = "",
+    l2_bandwidth_gbs: float | None = None,
+) -> tuple[Block, ...]:
+    """The roofline of layers, arguments as of :func:`trtopt.report.html.plots.roofline`; nothing without arithmetic."""
+    placed = plots.placed(layers)
+    if not placed:
+        return ()
+    notes = [
+        "A point is a layer; its area is its time. The ceilings are the peaks of the device by type, in TFLOP/s. Bytes"
+        " count each tensor once: data kept in the L2 or skipped by a stride lifts a layer over the memory roof."
+    ]
+    if len(placed) > plots.MOST_POINTS:
+        hidden = placed[plots.MOST_POINTS :]
+        share = sum(layers[index].measured_us for index in hidden) / sum(layer.measured_us for layer in layers)
+        shown = f"The {plots.MOST_POINTS} slowest are drawn"
+        notes.append(f"{shown}; the other {len(hidden)} take {percent(share)} of the time.")
+    unplaced = len(plots.compared(layers)) - len(placed)
+    if unplaced:
+        notes.append(f"{count(unplaced, 'layer')} without arithmetic cannot be drawn.")
+    figure = functools.partial(plots.roofline, layers, tflops, bandwidth_gbs, precision, l2_bandwidth_gbs)
+    return Note(" ".join(notes)), Plot("roofline", figure)
+
+
+def as_layers(rows: Sequence[LayerRow], labels: Labels, listed: Sequence[LayerInfo] = ()) -> tuple[ProfileLayer, ...]:
+    """Predicted layers as those of a profile, their predicted time in the place of a measured one.
+
+    Args:
+        rows: The layers.
+        labels: The modules of their nodes.
+        listed: The layers of the engine, where there is one: tensors and kernels by the layers' names.
+    """
+    known: Mapping[str, LayerInfo] = {layer.name: layer for layer in listed}
+    return tuple(_layer(row, known.get(row.name), labels) for row in rows)
+
+
+def _layer(row: LayerRow, info: LayerInfo | None, labels: Labels) -> ProfileLayer:
+    return ProfileLayer(
+        name=row.name,
+        type=row.op if info is None else info.type,
+        onnx_nodes=row.onnx_nodes,
+        modules=labels.modules(row.onnx_nodes),
+        inputs=() if info is None else info.inputs,
+        outputs=() if info is None else info.outputs,
+        constants=() if info is None else info.constants,
+        tactic="" if info is None else info.tactic,
+        tensor_core=None,
+        sparse=None,
+        measured_us=row.predicted_us,
+        predicted=row,
+    )
+
+
+def _graph_note(layers: int, bare: int) -> str:
     """How to read the graph of so many layers, of which ``bare`` are linked neither by tensors nor by a graph."""
     lines = "A line leads from the layer that writes a tensor to one that reads it."
     if layers and bare == layers:

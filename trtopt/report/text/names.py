@@ -40,10 +40,6 @@ class Labels:
         found = [item.module for item in known if item.op in _PRODUCTS] or [item.module for item in known]
         return tuple(dict.fromkeys(found))
 
-    def rows(self, rows: Iterable[LayerRow]) -> list[LayerRow]:
-        """Layers with the user's names."""
-        return [replace(row, name=self.of(row.onnx_nodes, row.name).text) for row in rows]
-
     def each(self, nodes: Iterable[str]) -> Names:
         """The name of each node, each once."""
         return Names(tuple(dict.fromkeys(self.text(node) for node in nodes)))

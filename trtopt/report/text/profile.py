@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from trtopt.report.html import plots
-from trtopt.report.html.plots import MOST_POINTS
-from trtopt.report.html.profile import layer_data
-from trtopt.report.html.profile_graph import without_tensors
 from trtopt.report.schema.layers import NodeName
 from trtopt.report.schema.profile import (
     Change,
@@ -30,7 +26,6 @@ from trtopt.report.text.blocks import (
     Column,
     Figures,
     Findings,
-    Graph,
     Inline,
     Line,
     Name,
@@ -46,9 +41,9 @@ from trtopt.report.text.blocks import (
 )
 from trtopt.report.text.calibration import calibration_lines
 from trtopt.report.text.format import count, percent, range_text, time_text, visible
-from trtopt.report.text.layers import graph_note
+from trtopt.report.text.layers import graph_blocks, roofline_blocks
 from trtopt.report.text.names import Labels, named, skeleton, starred
-from trtopt.report.text.words import FLOP_NOTE, rests_on
+from trtopt.report.text.words import FLOP_NOTE, LIMITERS, described, rests_on
 
 _MOST_LAYERS, _MOST_REGIONS = 15, 25
 _NOTE = "times overlap and do not add up; trtopt explain RULE says why and how"
@@ -56,14 +51,10 @@ _NOTE = "times overlap and do not add up; trtopt explain RULE says why and how"
 
 def view(report: ProfileReport) -> View:
     """The profile: its times, what could be won, its layers; in a page with their graph."""
-    conditions = [
-        (visible(key).replace("_", " "), visible(str(value))) for key, value in report.source.conditions.items()
-    ]
+    conditions = described(report.source.conditions)
     calibrated = [line(text) for text in calibration_lines(report.gpu)]
     layers = (_layers(report),) if report.layers else ()
-    note = graph_note(len(report.layers), sum(map(without_tensors, report.layers)))
-    data = functools.partial(layer_data, report.layers)
-    graph: tuple[Block, ...] = (Note(note), Graph(data)) if report.layers else (line("None."),)
+    graph = graph_blocks(report.layers) or (line("None."),)
     named_layers = [layer for layer in report.layers if layer.modules]
     modules = {node: NodeName(layer.modules[0], "") for layer in named_layers for node in layer.onnx_nodes}
     found = Labels(modules).found(report.findings)
@@ -73,7 +64,7 @@ def view(report: ProfileReport) -> View:
         Section("Findings", (Findings(found, report.totals.measured_us, _NOTE),) if found else ()),
         Section("Layers as a graph", graph, "page"),
         Section("Measured and predicted", _scatter(report.layers), "page"),
-        Section("Roofline", _roofline(report), "page"),
+        Section("Roofline", roofline_blocks(report.layers, report.gpu["tflops"], report.gpu["bandwidth_gbs"]), "page"),
         Section("Slowest layers", layers, "text"),
         Section("Outputs against FP32", (accuracy_table("output", report.accuracy),) if report.accuracy else ()),
         _assumptions(report),
@@ -88,8 +79,6 @@ def profile_name(report: ProfileReport) -> str:
     first = next((files[kind] for kind in ("model", "engine", "layer-info", "layer-profile") if kind in files), "")
     return visible(PurePath(first).name) or "network in memory"
 
-
-LIMITERS = {"math": "arithmetic", "memory": "memory", "latency": "launch"}
 
 CHANGES: dict[Change, str] = {
     "same": "",
@@ -186,26 +175,9 @@ def _scatter(layers: Sequence[ProfileLayer]) -> tuple[Block, ...]:
     left = len(layers) - len(both)
     if left:
         note += f" {count(left, 'layer')} without both times cannot be drawn."
-    return Note(note + _cut(len(both))), Plot("scatter", lambda: plots.scatter(layers))
-
-
-def _roofline(report: ProfileReport) -> tuple[Block, ...]:
-    placed = plots.measured_placed(report.layers)
-    if not placed:
-        return ()
-    note = (
-        "Arithmetic over the measured time, under the peaks of the device by type in TFLOP/s and the bandwidth of its"
-        " memory. Bytes count each tensor once: what stays in a cache lies over the memory roof."
-    )
-    left = len(plots.compared(report.layers)) - len(placed)
-    if left:
-        note += f" {count(left, 'layer')} without arithmetic cannot be drawn."
-    figure = functools.partial(plots.measured_roofline, report.layers, report.gpu)
-    return Note(note + _cut(len(placed))), Plot("roofline", figure)
-
-
-def _cut(number: int) -> str:
-    return f" The {MOST_POINTS} slowest of {number} are drawn." if number > MOST_POINTS else ""
+    if len(both) > plots.MOST_POINTS:
+        note += f" The {plots.MOST_POINTS} slowest of {len(both)} are drawn."
+    return Note(note), Plot("scatter", lambda: plots.scatter(layers))
 
 
 def _assumptions(report: ProfileReport) -> Section:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from trtopt.report.html import sensitivity as plots
+from trtopt.report.html import plots
 from trtopt.report.schema.sensitivity import OutputError, RegionError, Sensitivity, noise_shares
 from trtopt.report.text.blocks import (
     Block,
@@ -32,7 +32,6 @@ from trtopt.report.text.words import model_name, rests_on
 _MOST_REGIONS = 20
 _MOST_STEPS = 20
 _NAME = 34
-_BAR = 12
 
 
 def view(found: Sensitivity) -> View:
@@ -72,7 +71,7 @@ def _regions(found: Sensitivity) -> tuple[Block, ...]:
     several = len(found.together.outputs) > 1
     columns = (
         *(Column("first node", "name"), *numbers("SQNR", "same class", "flop", "noise")),
-        *([Column("output")] if several else [Column("")]),
+        *([Column("output")] if several else []),
         *(Column("reads", on="page"), *numbers("nodes", "samples", on="page")),
     )
     labels = Labels(found.names)
@@ -100,7 +99,7 @@ def _cells(region: RegionError, name: str, share: float, several: bool) -> tuple
         Cell(agreement_text(worst), 0.0 if worst.disagreement is None else 1 - worst.disagreement),
         Cell(flop, region.flop_share or 0.0),
         Cell(percent(share), share),
-        shorten(visible(region.worst), 16) if several else _bar(share),
+        *([shorten(visible(region.worst), 16)] if several else []),
         Name(region.region),
         Cell(str(len(region.nodes)), len(region.nodes)),
         Cell(str(region.samples), region.samples),
@@ -119,27 +118,15 @@ def _growth(found: Sensitivity) -> tuple[Block, ...]:
     steps, labels = found.growth, Labels(found.names)
     size = len(steps)
     picked = sorted({slot * (size - 1) // (_MOST_STEPS - 1) for slot in range(_MOST_STEPS)})
-    noise = [10 ** (-step.output_sqnr_db / 10) for step in steps]
-    most = max((value for value in noise if value < float("inf")), default=0.0)
+    names = short_names([labels.of([steps[index].node]).text for index in picked])
     rows = [
-        (
-            Name(name),
-            decibels(steps[index].input_sqnr_db),
-            decibels(steps[index].output_sqnr_db),
-            _bar(min(noise[index] / most, 1.0) if most else 0.0),
-        )
-        for name, index in zip(
-            short_names([labels.of([steps[index].node]).text for index in picked]), picked, strict=True
-        )
+        (Name(name), decibels(steps[index].input_sqnr_db), decibels(steps[index].output_sqnr_db))
+        for name, index in zip(names, picked, strict=True)
     ]
     note = "SQNR against FP32 inside the network with all regions in 8 bits: of what each region reads, and gives."
-    body = table(("node", "reads", "gives", "noise"), rows, right=(1, 2), gap=2)
-    return (
-        Note(note),
-        Plot("growth", lambda: plots.growth(steps)),
-        body,
-        *left_out(size - len(rows), "node", " between them"),
-    )
+    body = table(("node", "reads", "gives"), rows, right=(1, 2), gap=2)
+    left = left_out(size - len(rows), "node", " between them")
+    return Note(note), Plot("growth", lambda: plots.growth(steps)), body, *left
 
 
 def _refused(found: Sensitivity) -> tuple[Block, ...]:
@@ -171,7 +158,3 @@ def sqnr_text(item: OutputError) -> str:
 def agreement_text(item: OutputError) -> str:
     """The share of positions with the same best class; nothing where there are no classes."""
     return "" if item.disagreement is None else percent(1 - item.disagreement)
-
-
-def _bar(share: float) -> str:
-    return "#" * max(round(_BAR * share), 1) if share else ""

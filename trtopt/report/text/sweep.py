@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtopt.config.budget import DEFAULT_ACCURACY_DROP, AccuracyBudget
-from trtopt.report.html import sweep as plots
+from trtopt.report.html import plots
 from trtopt.report.schema.sweep import SweepReport, SweepRow
 from trtopt.report.text.blocks import (
     Block,
@@ -29,9 +29,8 @@ from trtopt.report.text.blocks import (
     pairs,
     table,
 )
-from trtopt.report.text.format import bytes_text, count, percent, seconds_text, shorten, time_text, visible
-from trtopt.report.text.sweep_rows import axes_of, cost_text, drop_text, latency_text
-from trtopt.report.text.words import rests_on
+from trtopt.report.text.format import bytes_text, count, from_here, percent, seconds_text, shorten, time_text, visible
+from trtopt.report.text.words import VERIFIED, rests_on
 from trtopt.support.json_text import plain
 
 _LARGE_RISE = 0.05
@@ -40,6 +39,27 @@ _MOST_OTHERS = 12
 _MOST_PLOTS = 30
 _LAST = 1e30
 """What is not known stands at one end of a sorted column."""
+
+
+def axes_of(rows: Sequence[SweepRow]) -> tuple[str, ...]:
+    """What tells the jobs apart: of what the matrix varies, what has more than one value."""
+    axes = tuple(rows[0].varied) if rows else ()
+    return tuple(axis for axis in axes if len({row.varied[axis] for row in rows}) > 1) or axes
+
+
+def drop_text(row: SweepRow) -> str:
+    """To four digits; no drop where accuracy rose."""
+    return "" if row.result is None or row.result.drop is None else f"{max(row.result.drop, 0.0):.4f}"
+
+
+def latency_text(row: SweepRow) -> str:
+    """The time of one run."""
+    return "" if row.result is None or row.result.latency_us is None else time_text(row.result.latency_us)
+
+
+def cost_text(cost: float | None) -> str:
+    """To three digits."""
+    return "" if cost is None else (f"{cost:.2f}" if cost >= 100 else f"{cost:.3g}")
 
 
 def headline(report: SweepReport) -> str:
@@ -101,8 +121,8 @@ def notes(report: SweepReport) -> list[str]:
     measures = sorted({found.measure for found in results if found.measure})
     lines = [f"latency: {' and '.join(kinds)}, of one run at the optimal shapes"] if kinds else []
     if measures:
-        verified = sorted({found.verified for found in results if found.verified})
-        where = f", verified: {', '.join(map(visible, verified))}" if verified else ""
+        known = sorted({found.verified for found in results if found.verified})
+        where = f", verified {' and '.join(VERIFIED.get(each, visible(each)) for each in known)}" if known else ""
         lines.append(f"drop: of {', '.join(map(visible, measures))}, against FP32{where}")
     rise = max((-found.drop for found in results if found.drop), default=0.0)
     if rise > _LARGE_RISE:
@@ -271,7 +291,7 @@ def view(report: SweepReport, *, drop: float = DEFAULT_ACCURACY_DROP) -> View:
         *(Section(*group, "page") for group in _plots(report)),
         Section("Jobs", (_table(report), *bullets(notes(report)))),
         Section("Failed", (pairs(failed),) if failed else ()),
-        Section("", (pairs([("results", visible(report.store))]),), "text"),
+        Section("", (pairs([("results", visible(from_here(report.store)))]),), "text"),
         rests_on(report.schema, values),
     )
     name = f"{visible(report.name)}: sweep"
@@ -297,21 +317,30 @@ def _tile(report: SweepReport, choice: Choice, drop: float) -> tuple[str, str, s
 
 def _plots(report: SweepReport) -> list[tuple[str, tuple[Block, ...]]]:
     """By model, kind of time and measure: a title and its plot."""
-    groups: dict[tuple[str, str, str], list[SweepRow]] = {}
+    groups: dict[tuple[str, str, str], list[tuple[SweepRow, str]]] = {}
+    gpus = list(dict.fromkeys(row.gpu for row in report.rows))
     for row in report.rows:
         found = row.result
         if found is not None and row.engine and found.drop is not None and found.latency_us:
-            groups.setdefault((row.model, found.latency, found.measure), []).append(row)
+            groups.setdefault((row.model, found.latency, found.measure), []).append((row, _hover(report, row)))
     shown = [
         (
             f"{visible(model)}, {visible(latency)} times",
-            (Plot(f"front-{index}", functools.partial(plots.front, report, rows, measure)),),
+            (Plot(f"front-{index}", functools.partial(plots.front, rows, gpus, measure)),),
         )
         for index, ((model, latency, measure), rows) in enumerate(groups.items())
     ]
     left = len(shown) - _MOST_PLOTS
     more = [("", (Note(f"{count(left, 'more plot')}: the table has them"),))] if left > 0 else []
     return [*shown[:_MOST_PLOTS], *more]
+
+
+def _hover(report: SweepReport, row: SweepRow) -> str:
+    """What is shown of a job beside the pointer, in the tags that plotly takes; names are escaped."""
+    lines = [f"<b>{plots.label(row.gpu)} {plots.label(row.precision)}</b>"]
+    others = {axis: value for axis, value in row.varied.items() if axis not in ("gpu", "precision", "model")}
+    lines += [f"{plots.label(axis)} {plots.label(value)}" for axis, value in others.items()]
+    return "<br>".join([*lines, *map(plots.label, _figures(report, row).split(", "))])
 
 
 def choices_view(report: SweepReport, choices: Sequence[Choice]) -> View:
@@ -335,7 +364,7 @@ def _answer(report: SweepReport, choice: Choice) -> list[str]:
     how = {"cost": "the cheapest", "latency": "the fastest an inference"}[choice.by] + " within the limits"
     if choice.by == "latency" and report.prices:
         how += "; not all of them have a price"
-    return [f"{name}: {_job(best)} ({how})", _figures(report, best), visible(best.engine)]
+    return [f"{name}: {_job(best)} ({how})", _figures(report, best), visible(from_here(best.engine))]
 
 
 def _figures(report: SweepReport, row: SweepRow) -> str:
