@@ -10,7 +10,8 @@ from trtopt.accuracy import reference
 from trtopt.config.budget import AccuracyBudget, Floor
 from trtopt.graph.artifact import InputSpec
 from trtopt.pipeline import verify as verification
-from trtopt.pipeline.verify import Gauge, Verification
+from trtopt.pipeline.gauge import Gauge
+from trtopt.pipeline.verify import Verification
 from trtopt.precision.observe.samples import open_samples
 from trtopt.precision.observe.stream import FEW_ROWS
 from trtopt.support.ort_session import Feeds, OrtSession

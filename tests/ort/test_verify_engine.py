@@ -17,6 +17,7 @@ from trtopt.errors import TargetError, TrtoptError, UsageError
 from trtopt.events import ignore
 from trtopt.graph.artifact import InputSpec
 from trtopt.pipeline import verify as verification
+from trtopt.pipeline.gauge import Gauge
 from trtopt.precision.observe.samples import open_samples
 from trtopt.report.schema.build import AccuracyRecord
 from trtopt.support.clock import Clock
@@ -148,6 +149,6 @@ def test_forms_of_one_verification_share_one_run_of_the_fp32_model(monkeypatch: 
     assert len(runs) == 2 * len(SCORES) and first.outputs["y"].max_abs == 0
     second = verification.verify(replace(job, optimized=negated), Clock(ignore))
     assert len(runs) == 3 * len(SCORES) and second.outputs["y"].max_abs > 0
-    with verification.Gauge(job, AccuracyBudget(0.01)) as gauge:
+    with Gauge(job, AccuracyBudget(0.01)) as gauge:
         assert gauge.measure(negated).outputs == second.outputs
     assert len(runs) == 4 * len(SCORES)

@@ -141,6 +141,11 @@ def yolo_nas() -> list[np.ndarray]:
     return [boxes, scores]
 
 
+def pp_yoloe() -> list[np.ndarray]:
+    boxes, scores = yolo_nas()
+    return [boxes, scores.transpose(0, 2, 1)]
+
+
 def ssd_without_its_end() -> list[np.ndarray]:
     """The class of nothing is the first."""
     nothing = np.concatenate([np.full((2, BOXES, 1), 0.97), scored(0, 0.9)], axis=-1)
@@ -185,6 +190,7 @@ def labels(monkeypatch: pytest.MonkeyPatch) -> Labels:
         (nms, "nms", "yxyx", "pixels", "index"),
         (yolox, "yolox", "cxcywh", "pixels", "index"),
         (yolo_nas, "rtdetr", "xyxy", "pixels", "index"),
+        (pp_yoloe, "rtdetr", "xyxy", "pixels", "index"),
         (ssd_without_its_end, "rtdetr", "xyxy", "shares", "one"),
         (scores_as_fifth, "ssd", "xyxy", "pixels", "index"),
         (ssd_of_tensorflow, "ssd", "yxyx", "shares", "one"),
@@ -302,12 +308,21 @@ def test_pictures_without_boxes_and_without_answers_are_counted() -> None:
 def test_outputs_that_hold_no_boxes_are_refused(labels: Labels) -> None:
     with pytest.raises(UsageError, match="no form of boxes that is known"):
         fitted("map50", None, Fixed([np.zeros((2, 1000))]), [FEEDS], labels)
-    with pytest.raises(UsageError, match="no box agrees with a label"):
+    with pytest.raises(UsageError, match="in no form"):
         fitted("map50", None, Fixed([np.zeros((2, BOXES, 11))]), [FEEDS], labels)
     with pytest.raises(UsageError, match="not of the form yolov5"):
         read_boxes(parse_boxes("yolov5"), [np.zeros((2, 1000))], (64, 64), 0)
     with pytest.raises(UsageError, match="needs boxes"):
         fitted("map50", None, Fixed(yolov8()), [FEEDS], np.zeros(2, int))
+
+
+def test_a_form_that_agrees_by_chance_is_none(labels: Labels) -> None:
+    """The ninetieth box is the first that agrees with a label."""
+    rows = np.zeros((2, 400, 6))
+    rows[..., :4], rows[..., 4], rows[..., 5] = TRUTH[0, 0, 1:] + 200, np.linspace(1, 0.5, 400), TRUTH[0, 0, 0]
+    rows[0, 90, :4] = TRUTH[0, 0, 1:]
+    with pytest.raises(UsageError, match="in no form"):
+        fitted("map50", None, Fixed([rows]), [FEEDS], labels)
 
 
 def test_numbers_that_are_not_finite_are_no_boxes() -> None:

@@ -179,9 +179,9 @@ def _apart_outputs(outputs: Sequence[np.ndarray], *, with_classes: bool) -> list
     places = boxes.shape[:-1]
     rest = [output for output in outputs if output is not boxes]
     if not with_classes:
-        scores = next((item for item in rest if item.shape[:-1] == places and item.shape[-1] > 0), None)
-        found = [boxes, scores] if scores is not None and len(places) == 2 else None
-        return found
+        turned = [item.swapaxes(1, 2) for item in rest if item.ndim == 3]  # [batch, classes, boxes] of PP-YOLOE
+        scores = next((item for item in [*rest, *turned] if item.shape[:-1] == places and item.shape[-1] > 0), None)
+        return [boxes, scores] if scores is not None and len(places) == 2 else None
     flat = [item for item in rest if item.shape == places]
     if boxes.shape[-1] == 5:
         boxes, flat = boxes[..., :4], [boxes[..., 4], *flat]

@@ -30,6 +30,9 @@ NAMES = ("map50", "map")
 _TRIED = 64
 """Pictures that forms are tried on."""
 
+LEAST = 0.01
+"""mAP on them below which a form is taken for none: wrong ones agree with a label by chance."""
+
 
 @dataclass(frozen=True)
 class Detection:
@@ -99,14 +102,15 @@ def fitted(
             remedy="give a metric of your own: FILE.py:FUNCTION",
         )
     best, form = max(tried, key=lambda item: item[0])
-    if best <= 0:
+    if best < LEAST:
         raise UsageError(
-            f"--metric {name}: no box agrees with a label in any of {len(tried)} forms on {len(runs)} pictures",
+            f"--metric {name}: the boxes agree with the labels in no form, mAP {best:.3f} at best ({len(tried)} tried on {len(runs)} pictures)",
             where=f"outputs: {shapes}",
             remedy="say the form with --boxes, and what is done to the pictures with --preprocess",
         )
-    said = f"boxes are read as --boxes {form.describe()}: of {len(tried)} forms it agrees best with the labels"
-    return Detection(name, form), f"{said} (mAP {best:.3f} on {len(runs)} pictures)"
+    why = "the only one that the outputs allow" if len(tried) == 1 else f"of {len(tried)} forms it agrees best"
+    said = f"boxes are read as --boxes {form.describe()}: {why}"
+    return Detection(name, form), f"{said} (mAP {best:.3f} on {len(runs)} labelled pictures)"
 
 
 def are_boxes(labels: Labels) -> bool:

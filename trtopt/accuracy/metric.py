@@ -227,6 +227,9 @@ def _agreement(compared: Mapping[str, OutputAccuracy]) -> float:
     raise no_scores("agreement", ", ".join(compared))
 
 
+_SAVED = " of the saved model in ONNX Runtime"
+
+
 def gate(record: AccuracyRecord, budget: AccuracyBudget) -> tuple[str, ...]:
     """The gates that failed, one sentence each; the caller decides between an error and a warning.
 
@@ -234,6 +237,7 @@ def gate(record: AccuracyRecord, budget: AccuracyBudget) -> tuple[str, ...]:
     least X. ``--atol`` and ``--rtol``: no value is beyond both. The floor of the record: each output keeps its bound of
     it. ``--max-accuracy-drop X``: with a metric, baseline - optimized <= X; without one, X bounds 1 - top-1 agreement
     of each output that has one, else 1 - cosine.
+    A saved model passes the metric's gate as ONNX Runtime runs it, too.
     An engine that ran passes the same gates: its own metric, or its outputs where the metric could not be measured on
     it. Outputs that the host computes pass the first gate and the metric's; for the others the tensors it computes them
     from stand in, since a rounding may change which boxes are chosen, and their order.
@@ -256,7 +260,8 @@ def gate(record: AccuracyRecord, budget: AccuracyBudget) -> tuple[str, ...]:
             elif name not in record.host_outputs:
                 failures += _output_failures(where, accuracy, budget, metric is not None)
                 failures += _floor_failures(where, name, accuracy, record.floor)
-    for suffix, metric in (("", record.metric), (" of the engine", record.engine_metric)):
+    metrics = {"": record.metric, " of the engine": record.engine_metric, _SAVED: record.saved_metric}
+    for suffix, metric in metrics.items():
         if metric is not None and not budget.allows(metric.drop):
             failures.append(
                 f"metric {metric.name}{suffix}: {metric.optimized:.4g} against {metric.baseline:.4g}, a drop of "

@@ -169,7 +169,7 @@ def _of_build(report: BuildReport, model: ModelIdentity, path: Path) -> Facts:
         output_names=_outputs(report),
         outputs=None if accuracy is None else _judged(accuracy),
         reference="FP32" if report.config.get("reference") is None else "the recorded outputs",
-        metric=None if accuracy is None else accuracy.product_metric,
+        metric=None if accuracy is None else accuracy.worst_metric,
         metric_ran=accuracy is not None and (accuracy.engine is None or accuracy.engine_metric is not None),
         accuracy_samples=""
         if accuracy is None

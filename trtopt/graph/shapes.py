@@ -36,10 +36,11 @@ def infer_shapes(model: ir.Model) -> ir.Model:
     Dimensions that ONNX leaves open have the name of the input's dimension that they are provably equal to.
 
     What the file says about values inside the graph is inferred anew; only for outputs of custom operators, which
-    ONNX cannot infer, is it kept. What it says about the graph's outputs must agree with what is inferred.
+    ONNX cannot infer, is it kept. What it says about the shapes of the graph's outputs fills what inference leaves
+    open; where the two contradict each other, it is stale.
 
     Raises:
-        InvalidModelError: Inference fails, or a graph output is declared with another dtype, rank or dimension.
+        InvalidModelError: Inference fails, or a graph output is declared with another dtype.
     """
     clone = model.clone()
     infer_in_place(clone)
@@ -349,10 +350,10 @@ def _is_made_up(dim: int | str | None) -> bool:
 
 
 def _merge_declared(value: ir.Value, declared: _Dims | None) -> None:
-    """Check the declared shape of a graph output, and take from it what inference could not find.
+    """Take from the declared shape of a graph output what inference could not find, unless it is stale.
 
-    A dimension inferred as a named symbol wins over a declared number: files edited to a dynamic batch keep stale
-    output shapes.
+    A dimension inferred as a named symbol wins over a declared number: files edited to a dynamic batch, and exporters
+    that write the sizes of their example, leave stale output shapes.
     """
     inferred = dims_of_value(value)
     if declared is None:
@@ -360,16 +361,15 @@ def _merge_declared(value: ir.Value, declared: _Dims | None) -> None:
     if inferred is None:
         value.shape = ir.Shape(declared)
         return
-    clash = len(inferred) != len(declared) or any(
-        isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(inferred, declared, strict=True)
+    if not is_stale(declared, inferred):
+        value.shape = ir.Shape([b if a is None else a for a, b in zip(inferred, declared, strict=True)])
+
+
+def is_stale(declared: _Dims, computed: _Dims) -> bool:
+    """Whether a declared shape contradicts the one that the nodes compute."""
+    return len(computed) != len(declared) or any(
+        isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(computed, declared, strict=True)
     )
-    if clash:
-        raise InvalidModelError(
-            f"An output is declared as {_text(declared)} and computed as {_text(inferred)}",
-            where=f"output {value.name}",
-            remedy="correct the declared shape, or remove it, and export again",
-        )
-    value.shape = ir.Shape([b if a is None else a for a, b in zip(inferred, declared, strict=True)])
 
 
 def _collect(model: ir.Model) -> dict[str, tuple[int, ...]]:

@@ -17,6 +17,7 @@ from trtopt.graph.shapes import static_shapes
 from trtopt.judge.protocol import OpenJudge
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.calibrate import Observer
+from trtopt.pipeline.gauge import Gauge
 from trtopt.pipeline.guard import (
     form_price,
     guard_of,
@@ -29,7 +30,6 @@ from trtopt.pipeline.improve import improve
 from trtopt.pipeline.product import Lowered
 from trtopt.pipeline.put_back import PutBack, warn_of_fp32
 from trtopt.pipeline.search import RegionOracle, search, settled
-from trtopt.pipeline.verify import Gauge
 from trtopt.precision.decide import decide, int8_flop_share, plan_for, wanted_tensors, with_bfloat
 from trtopt.precision.fp16.rescale import RESCALE, rescaled
 from trtopt.precision.fp16.to_fp32 import to_fp32

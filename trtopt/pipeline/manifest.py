@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -65,7 +65,6 @@ class Results:
         samples: Those the model was calibrated on, and those it was verified on.
         files: What :func:`other_files` gave before the work: they may change meanwhile.
         backend: The target's compiler.
-        measured: Adds to a report what a saved model's own metric is.
     """
 
     report: BuildReport
@@ -76,7 +75,6 @@ class Results:
     samples: tuple[Samples, Samples]
     files: tuple[FileHash, ...]
     backend: Backend
-    measured: Callable[[BuildReport, Path], BuildReport]
 
 
 def manifest_of(
@@ -156,11 +154,12 @@ _ABOUT_THE_CACHE = ("no_cache", "cache_gb", "error_on_timing_cache_miss")
 
 def _accuracy(record: AccuracyRecord) -> AccuracyRecord:
     """The record without intermediate tensors, and without the folder of the metric's script."""
-    metric, engine_metric = (
-        found and dataclasses.replace(found, name=found.name.replace("\\", "/").rpartition("/")[2])
-        for found in (record.metric, record.engine_metric)
-    )
-    return dataclasses.replace(record, tensors=None, first_bad=None, metric=metric, engine_metric=engine_metric)
+    metrics = {
+        field: found and dataclasses.replace(found, name=found.name.replace("\\", "/").rpartition("/")[2])
+        for field in ("metric", "engine_metric", "saved_metric")
+        for found in [getattr(record, field)]
+    }
+    return dataclasses.replace(record, tensors=None, first_bad=None, **metrics)
 
 
 def chosen_options(config: BuildConfig) -> dict[str, Any]:
@@ -240,7 +239,7 @@ def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, si
         if "onnx" in outputs:
             onnx = save_checked(results.model, outputs["onnx"], _parse_request(results, config))
             known = computes_wrong(results.model) + is_refused(results.model)
-            report = results.measured(replace(report, saved=tried_in_onnxruntime(onnx) + known), onnx[0])
+            report = replace(report, saved=tried_in_onnxruntime(onnx) + known)
         if engine is not None:
             manifest = manifest_of(results, engine.record, config, host, onnx)
             context = None

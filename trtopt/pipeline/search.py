@@ -17,8 +17,8 @@ from trtopt.graph.skeleton import content_hash
 from trtopt.judge.selection import Guard, Guarded, RegionVerdict
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.calibrate import Observer
+from trtopt.pipeline.gauge import Gauge, accuracy_drop
 from trtopt.pipeline.improve import Improved, OutputErrorMeter, judged, transferred
-from trtopt.pipeline.verify import Gauge, accuracy_drop
 from trtopt.precision.decide import plan_for
 from trtopt.precision.observe.stream import FEW_ROWS
 from trtopt.precision.plan import BF16, PrecisionPlan, QuantizedOp

@@ -35,6 +35,7 @@ from trtopt.judge.protocol import PriceFile
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline import network_io, polygraphy
 from trtopt.pipeline.compile import Compilation, as_built, compile_engine, has_flag, trim_cache
+from trtopt.pipeline.gauge import gauge_for, weights_gauge
 from trtopt.pipeline.guard import OwnQdq, canonicalized, own_qdq, rewrite
 from trtopt.pipeline.host import Cut, at_path, cut, host_path
 from trtopt.pipeline.lower import Lowering, blamed, lower
@@ -81,7 +82,7 @@ from trtopt.pipeline.shipped import (
     without_culprit,
 )
 from trtopt.pipeline.sparse import SparseJob, Sparsified, as_made, sparsify
-from trtopt.pipeline.verify import Verification, engine_of, gauge_for, verify, verify_engine, weights_gauge
+from trtopt.pipeline.verify import Verification, engine_of, verify, verify_engine
 from trtopt.pipeline.verify_saved import with_saved_metric
 from trtopt.pipeline.weights import WeightsJob, store_weights
 from trtopt.report.schema.analysis import EngineAnalysis, totals_of
@@ -257,8 +258,7 @@ class _Run:
             samples, backend = (inputs.calibration, inputs.check), self._target.backend
             part = None if self._parts.host is None else self._parts.host.model
             model, eight_bit = built.final.artifact.model, tuple(built.lowered.quantized)
-            measured = partial(with_saved_metric, job=job, budget=self._budget, clock=clock)
-            results = Results(report, built.engine, model, eight_bit, part, samples, settings.files, backend, measured)
+            results = Results(report, built.engine, model, eight_bit, part, samples, settings.files, backend)
             report = write(results, self._outputs.places, effective, settings.signer)
         trim_cache(config, clock)
         return report
@@ -341,6 +341,7 @@ class _Run:
             tolerances=self._config.tolerances,
             recorded=inputs.recorded,
             fp32=Reference(loaded, None if host is None else host.watched, kept),
+            saves=not self._settings.make_engine or self._config.save_onnx is not None,
         )
 
     def _as_shipped(self, artifact: ModelArtifact) -> FinalModel:
@@ -382,6 +383,7 @@ class _Run:
             gauge = None if lowering is None or job.tensors else lowering.gauge
             known = None if gauge is None else gauge.known(final.compared)
             accuracy = verify(job, clock) if known is None else known
+            accuracy = with_saved_metric(accuracy, final.artifact.model, job, clock)
             failures = missed(lowered.search) + gate(accuracy, self._budget)
             built = Built(way.own, lowered, final, accuracy, None, failures, cost)
             is_refused = failures and not way.config.allow_accuracy_loss
@@ -495,7 +497,7 @@ class _Run:
             self._inputs.ranges,
             way.own.ranges,
             gauge_for(self._check, way.config, self._budget, way.precision, self._clock),
-            saved=not self._settings.make_engine or self._config.save_onnx is not None,
+            saved=self._check.saves,
         )
 
     def _cost(self, final: FinalModel, engine: EngineArtifact) -> Cost | None:

@@ -23,8 +23,9 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.judge.judges import types_in
 from trtopt.judge.target import BuildTarget
+from trtopt.pipeline.gauge import Gauge, accuracy_drop
 from trtopt.pipeline.improve import OutputErrorMeter
-from trtopt.pipeline.verify import Gauge, Verification, accuracy_drop
+from trtopt.pipeline.verify import Verification
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.stream import Samples
 from trtopt.precision.search.search import SearchResult, search_budget

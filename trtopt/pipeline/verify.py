@@ -1,14 +1,13 @@
-"""The optimized graph, and its engine, compared with FP32; and the accuracy of graphs as searches ask for it."""
+"""The optimized graph, and its engine, compared with FP32."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Literal
 
 import numpy as np
@@ -24,36 +23,29 @@ from trtopt.accuracy.compare import (
     compare,
     compare_tensors,
     first_bad,
-    is_class_like,
     is_float,
     sums_of,
 )
 from trtopt.accuracy.emulation import fp32_emulation
-from trtopt.accuracy.metric import Metric, drop_of
+from trtopt.accuracy.metric import Metric
 from trtopt.accuracy.recorded import Recorded, RecordedRunner
 from trtopt.accuracy.reference import Reference
 from trtopt.accuracy.scores import held_by
-from trtopt.config import AccuracyBudget, BuildConfig, Floor, Tolerances
+from trtopt.config import Floor, Tolerances
 from trtopt.engine.backend import Backend, RuntimeOptions
 from trtopt.engine.profiles import Profiles
 from trtopt.engine.run import EngineSession, can_run
 from trtopt.errors import TargetError, UsageError
-from trtopt.events import Event, ignore
+from trtopt.events import Event
 from trtopt.graph.artifact import input_spec
-from trtopt.graph.skeleton import content_hash
 from trtopt.graph.states import find_states
-from trtopt.precision.fp16.repair import smallest_sqnr_db
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.batches import BatchedSamples, FixedAxes, fixed_axes
-from trtopt.precision.observe.stream import FEW_ROWS, Samples, SomeSamples
-from trtopt.precision.plan import FP16
-from trtopt.precision.search.space import Budget, Evaluation, aim_for
+from trtopt.precision.observe.stream import FEW_ROWS, Samples
 from trtopt.report.schema.build import AccuracyRecord, FloorRecord, MetricRecord, OutputAccuracy
 from trtopt.rewrite.host_part import sizes_vary
-from trtopt.support._script import script_hash
 from trtopt.support.clock import Clock
 from trtopt.support.ort_session import Feeds, OrtSession
-from trtopt.support.precision import Precision
 
 SYNTHETIC_SECONDS = 20.0
 """What the samples of a verification may take where nobody gave them: random data says little of accuracy."""
@@ -87,6 +79,7 @@ class Verification:
         recorded: Outputs that take the place of the reference's own, if any.
         fp32: The FP32 outputs of ``reference``; forms of one verification (:func:`dataclasses.replace`) share them.
         noise: How many times the optimized graph's errors are compared; 1 as they are.
+        saves: Whether the optimized graph is written to a file.
         settles: Told the outputs so far and the share of the samples that they are of; whether they are enough.
     """
 
@@ -106,6 +99,7 @@ class Verification:
     recorded: Recorded | None = None
     fp32: Reference = field(default=None, repr=False)  # type: ignore[assignment]
     noise: float = 1.0
+    saves: bool = False
     settles: Callable[[Mapping[str, OutputAccuracy], float], bool] | None = None
 
     def __post_init__(self) -> None:
@@ -210,7 +204,7 @@ def verify(job: Verification, clock: Clock) -> AccuracyRecord:
         tensors=tensors,
         first_bad=entry,
         host_outputs=computed,
-        floor=_floor_record(job, outputs),
+        floor=floor_record(job, outputs),
         notes=_notes(job, samples, outputs),
         selections=tuple(name for name, holds in held_by(job.reference, outputs).items() if holds == "selection"),
     )
@@ -277,7 +271,7 @@ class _Counted:
         return self._is_clear(outputs)
 
 
-def _floor_record(job: Verification, outputs: Mapping[str, OutputAccuracy]) -> FloorRecord | None:
+def floor_record(job: Verification, outputs: Mapping[str, OutputAccuracy]) -> FloorRecord | None:
     """The floor, and by which of its bounds each output is judged."""
     if job.floor is None:
         return None
@@ -387,188 +381,3 @@ def _measured_on_engine(
         what = f"the metric {metric.name} cannot be measured on the engine: {run.refused.what}"
         clock.warn("verify engine", f"{what}; its outputs are judged in its place")
         return None
-
-
-class Gauge:
-    """Measures the accuracy of a graph as ``job`` verifies it (its optimized graph is exchanged); ``allowed`` may be
-    lost."""
-
-    def __init__(self, job: Verification, allowed: AccuracyBudget, clock: Clock | None = None) -> None:
-        self._job, self._allowed, self._clock = replace(job, tensors=False), allowed, clock or Clock(ignore)
-        self._records: dict[str, AccuracyRecord] = {}
-        self._budget: Budget | None = None
-
-    def __enter__(self) -> Gauge:
-        """Keep the reference open, which is run once for all comparisons."""
-        self._job.fp32.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._job.fp32.__exit__(kind, error, trace)
-
-    @property
-    def identity(self) -> tuple[str, ...] | None:
-        """What answers depend on: the samples, the metric and its code, what it says of the FP32 model.
-
-        None where that cannot be told in another run.
-        """
-        metric = self._job.metric
-        if self._job.recorded is not None:
-            return None
-        if metric is None:
-            return (self._job.samples.sha256,)
-        if metric.from_python:
-            return None
-        return self._job.samples.sha256, metric.name, script_hash(metric.name), repr(metric.baseline)
-
-    def measure(self, model: ir.Model) -> AccuracyRecord:
-        """The accuracy of an optimized graph. Raises UsageError where the metric's function fails."""
-        key = content_hash(model)
-        if key not in self._records:
-            self._records[key] = verify(replace(self._job, optimized=model), self._clock)
-        return self._records[key]
-
-    def evaluate(self, model: ir.Model) -> Evaluation:
-        """What a point of a search costs: by :meth:`measure`, but on a few samples where these settle whether it holds.
-        Raises UsageError where the metric's function fails."""
-        known = self.known(model)
-        if known is not None:
-            return accuracy_drop(known)
-        shares: list[float] = []
-
-        def settles(outputs: Mapping[str, OutputAccuracy], share: float) -> bool:
-            is_settled = self._settles(outputs, share)
-            shares.extend([share] * is_settled)
-            return is_settled
-
-        job = replace(self._job, optimized=model)
-        record = verify(job if job.metric is not None else replace(job, settles=settles), Clock(ignore))
-        is_partial = any(share < 1 for share in shares)
-        if not is_partial:
-            self._records[content_hash(model)] = record
-        return replace(accuracy_drop(record), is_partial=is_partial)
-
-    def _settles(self, outputs: Mapping[str, OutputAccuracy], share: float) -> bool:
-        """Whether the samples so far show that a point holds the budget, or cannot hold it any more.
-
-        It cannot where its answers differ too often even if none of the others did, or its noise is twice what is
-        allowed. It does where a tenth of that is left over, and scores are as near as in FP16.
-        """
-        job = self._job
-        computed = () if job.host is None else job.host.own_outputs
-        record = AccuracyRecord(
-            0, job.source, "onnx-only", dict(outputs), host_outputs=computed, floor=_floor_record(job, outputs)
-        )
-        found, budget = accuracy_drop(record), self.budget()
-        least = replace(
-            found,
-            drop=found.drop * share,
-            disagreement=found.disagreement * share,
-            noise=found.noise / 2,
-            error=found.error / 2,
-        )
-        if not budget.holds(least):
-            return True
-        scores = [item for item in outputs.values() if item.top1_agreement is not None]
-        near = smallest_sqnr_db(FP16) + CLEAR_DB
-        if any(item.top1_agreement != 1.0 or not item.sqnr_db >= near for item in scores):
-            return False
-        ten = 10 ** (CLEAR_DB / 10)
-        most = replace(found, drop=found.drop * ten, noise=found.noise * ten, error=found.error * ten)
-        return budget.holds(most)
-
-    def holds_clearly(self, model: ir.Model) -> bool:
-        """Whether an optimized graph holds the budget with ten times its noise on a few samples, and on all with twice
-        its drop and twice as many answers that differ."""
-        few, noise = SomeSamples(self._job.samples, FEW_ROWS), 10 ** (CLEAR_DB / 20)
-        loud = verify(replace(self._job, optimized=model, samples=few, metric=None, noise=noise), Clock(ignore))
-        if not self.budget().holds(accuracy_drop(loud)):
-            return False
-        found = accuracy_drop(self.measure(model))
-        return self.budget().holds(replace(found, drop=2 * found.drop, disagreement=2 * found.disagreement))
-
-    def is_clear(self, model: ir.Model) -> bool:
-        """Whether a 16-bit graph is far above its bound, with the same answers throughout."""
-        return self._job.is_clear(self.measure(model).outputs)
-
-    def known(self, model: ir.Model) -> AccuracyRecord | None:
-        """What :meth:`measure` found for an equal graph; None where it was not asked."""
-        return self._records.get(content_hash(model))
-
-    @property
-    def is_floor(self) -> bool:
-        """Whether the floor is all there is to hold."""
-        return not self._allowed.is_given
-
-    def keeps_floor(self, model: ir.Model) -> bool:
-        """Whether the outputs of an optimized graph keep the floor."""
-        return self.budget().holds(accuracy_drop(self.measure(model)))
-
-    def budget(self) -> Budget:
-        """What a point has to hold; the search aims lower by what chance may cost on samples it has not seen."""
-        if self._budget is None:
-            self._budget = self._made_budget()
-        return self._budget
-
-    def _made_budget(self) -> Budget:
-        metric, drop = self._job.metric, self._allowed.largest_drop
-        name = metric.name if metric is not None else "1 - top-1 agreement, else 1 - cosine"
-        aim = aim_for(drop, self._answers()) if drop < 1 and self._is_share() else None
-        return Budget(self._allowed, name, aim)
-
-    def _is_share(self) -> bool:
-        """Whether the drop is a share of answers (a user's metric is taken for one); a cosine is not, nor are dB."""
-        if self._job.metric is not None:
-            return self._job.metric.name != "psnr"
-        first = next(iter(self._job.samples))
-        with self._job.fp32 as reference:
-            return any(is_class_like(array) for array in reference.run(first))
-
-    def _answers(self) -> int:
-        """How many answers the metric counts: the entries of the samples it runs."""
-        metric = self._job.metric
-        if metric is not None and metric.function is not None:
-            return metric.answers
-        return sum(
-            max((len(array) for array in feeds.values() if array.ndim), default=1) for feeds in self._job.samples
-        )
-
-
-def gauge_for(
-    job: Verification, config: BuildConfig, allowed: AccuracyBudget, precision: Precision, clock: Clock
-) -> Gauge | None:
-    """The gauge of a build that has a budget and 8-bit regions to choose, or of 16 bits where a few samples may be
-    enough; None for others."""
-    if not precision.is_quantized:
-        return Gauge(job, allowed, clock) if job.bound_db is not None and not job.tensors else None
-    chooses = config.precision is not None and config.precision.is_quantized and not config.keep_all_int8
-    return Gauge(job, allowed) if chooses and (allowed.is_given or allowed.floor is not None) else None
-
-
-def weights_gauge(job: Verification, config: BuildConfig, allowed: AccuracyBudget) -> Gauge | None:
-    """The gauge of narrow weights; None where there is no budget, or loss is allowed."""
-    bounded = (allowed.is_given or allowed.floor is not None) and not config.allow_accuracy_loss
-    return Gauge(job, allowed) if bounded and not config.keep_all_weights else None
-
-
-def accuracy_drop(record: AccuracyRecord) -> Evaluation:
-    """What the budget bounds, as gates do: the metric's drop, else 1 - agreement or 1 - cosine of the worst output."""
-    judged = [found for name, found in record.outputs.items() if name not in record.host_outputs]
-    broken = any(found.nonfinite for found in record.outputs.values())
-    error = _largest(10 ** (-found.sqnr_db / 10) for found in judged)
-    if record.metric is not None:
-        drop = 0.0 if record.metric.name == "sqnr" else record.metric.drop
-    else:
-        drop = _largest(drop_of(found)[1] for found in judged)
-    bounds = {} if record.floor is None else record.floor.outputs
-    bounded = [(bounds.get(name), found) for name, found in record.outputs.items() if name not in record.host_outputs]
-    disagreement = _largest(1 - (found.top1_agreement or 0.0) for bound, found in bounded if bound == "agreement")
-    noise = _largest(10 ** (-found.sqnr_db / 10) for bound, found in bounded if bound == "sqnr")
-    return Evaluation(math.inf if broken else drop, error, disagreement, noise)
-
-
-def _largest(values: Iterable[float]) -> float:
-    """The largest; infinite where one cannot be said, as of an output whose size differs."""
-    return max((math.inf if math.isnan(value) else value for value in values), default=0.0)

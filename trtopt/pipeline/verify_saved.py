@@ -5,51 +5,54 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
+import onnx_ir as ir
 
 from trtopt.accuracy.compare import ConvertingRunner, as_whole
-from trtopt.config import AccuracyBudget
 from trtopt.errors import InvalidModelError, TrtoptError
-from trtopt.pipeline.saved import LOADS
+from trtopt.pipeline.saved import LOADS, computes_wrong, is_refused, tried_in_onnxruntime
 from trtopt.pipeline.verify import Verification, metric_of
-from trtopt.report.schema.build import BuildReport
+from trtopt.report.schema.build import AccuracyRecord
+from trtopt.source.save import save_model
 from trtopt.support._lazy import require
 from trtopt.support.clock import Clock
 from trtopt.support.ort_session import Feeds
 
 
-def with_saved_metric(
-    report: BuildReport, path: Path, job: Verification, budget: AccuracyBudget, clock: Clock
-) -> BuildReport:
-    """The report with the metric of a saved model as ONNX Runtime runs the file, by its defaults, on the CPU.
+def with_saved_metric(record: AccuracyRecord, model: ir.Model, job: Verification, clock: Clock) -> AccuracyRecord:
+    """The record with the metric of a model that is saved as ONNX Runtime runs its file, by its defaults, on the CPU.
 
-    Its kernels round in other places than an engine: they compute FP16 in FP32, and keep what lies between two of them
-    in FP32. Where values lie near the edges of 8-bit steps, outputs move by as much as the 8 bits move them. The report
-    as it is where the file does not run, and for metrics that compare with FP32.
+    Its kernels add up in another order than those of an engine. Where values lie near the edges of 8-bit steps, the
+    least difference moves outputs by as much as the 8 bits move them. The record as it is where nothing is saved, the
+    file does not run, and for metrics that compare with FP32.
 
     Args:
-        report: Of the build; its ``saved`` says that the file loads.
-        path: The saved model.
+        record: Of the model, as an engine rounds it.
+        model: What is saved.
         job: How the model was verified.
-        budget: What may be lost. A warning says where the file loses more: it is the engine's arithmetic that is gated.
-        clock: Times and warnings.
+        clock: Times.
     """
-    record, metric = report.accuracy, job.metric
-    if report.saved != LOADS or record is None or record.metric is None or metric is None or not metric.runs_the_model:
-        return report
-    try:
-        file = _File(path)
-        runner = file if job.feeds is None else ConvertingRunner(file, job.feeds)
-        with clock.stage("measure saved model"), as_whole(runner, job.host) as whole:
-            found = metric_of(metric, job, job.batched(whole), record.outputs)
-    except TrtoptError as error:
-        return replace(report, saved=f"{LOADS}; {metric.name} is not measured on it: {error.what}")
-    if not budget.allows(found.drop):
-        loses = f"a drop of {found.drop:.4g}, more than the {budget.words()}"
-        clock.warn("gate", f"metric {metric.name} of the saved model in ONNX Runtime: {found.optimized:.4g}, {loses}")
-    accuracy = replace(record, saved_metric=found)
-    return replace(report, accuracy=accuracy, warnings=tuple(clock.warnings))
+    metric = job.metric
+    if metric is None or not metric.runs_the_model or not job.saves or (record.saved_metric and job.feeds is None):
+        return record
+    record = replace(record, saved_metric=None)
+    if computes_wrong(model) or is_refused(model):
+        return record
+    with TemporaryDirectory() as folder, clock.stage("measure saved model"):
+        files = save_model(model, Path(folder) / "saved.onnx")
+        if tried_in_onnxruntime(files) != LOADS:
+            return record
+        try:
+            file = _File(files[0])
+            runner = file if job.feeds is None else ConvertingRunner(file, job.feeds)
+            with as_whole(runner, job.host) as whole:
+                found = metric_of(metric, job, job.batched(whole), record.outputs)
+        except TrtoptError as error:
+            note = f"the metric {metric.name} is not measured on the saved model: {error.what}"
+            return replace(record, notes=(*record.notes, note))
+    return replace(record, saved_metric=found)
 
 
 class _File:

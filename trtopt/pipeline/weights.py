@@ -15,9 +15,9 @@ from trtopt.accuracy.sensitivity import sensitivity
 from trtopt.config import BuildConfig
 from trtopt.events import OnEvent
 from trtopt.judge.protocol import LEAST_GAIN
+from trtopt.pipeline.gauge import Gauge, accuracy_drop
 from trtopt.pipeline.improve import SMALLEST_SAMPLES, OutputErrorMeter, fitted, judged
 from trtopt.pipeline.product import Lowered
-from trtopt.pipeline.verify import Gauge, accuracy_drop
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.stream import Samples, entries
 from trtopt.precision.ptq.layer_walk import samples_held

@@ -17,8 +17,8 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from trtopt.errors import InvalidModelError, UsageError
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.graph.edit import all_graphs, all_nodes, free_name, subgraphs_of
-from trtopt.graph.shapes import infer_in_place, infer_shapes
+from trtopt.graph.edit import all_graphs, all_nodes, dims_of_value, free_name, subgraphs_of
+from trtopt.graph.shapes import infer_in_place, infer_shapes, is_stale
 from trtopt.report.schema.steps import StepRecord
 from trtopt.source.check import check_external_data, check_loops, check_model, graphs_of, sha256_of
 from trtopt.source.opset import TARGET, convert
@@ -67,8 +67,10 @@ def load(path: str | os.PathLike[str], *, hash_weights: bool = True) -> ModelArt
         check_model(proto, str(file))
         external = check_external_data(proto, file.parent)
         model = _deserialize(proto, file.parent)
+        declared = {str(value.name): dims_of_value(value) for value in model.graph.outputs}
         details = _normalize(model, str(file))
         infer_in_place(model)
+        details += _stale(declared, model)
     except (UnicodeDecodeError, ir.serde.SerdeError) as error:
         # Protobuf decodes text when it is read, not when the file is parsed.
         cause = error.__cause__ or error
@@ -200,6 +202,16 @@ def _normalize(model: ir.Model, where: str) -> list[str]:
     if named:
         details.append(f"{named} nodes and values named")
     return details
+
+
+def _stale(declared: dict[str, tuple[int | str | None, ...] | None], model: ir.Model) -> list[str]:
+    """The outputs that the file declares in other shapes than its nodes compute."""
+    found = ((value, declared[str(value.name)], dims_of_value(value)) for value in model.graph.outputs)
+    return [
+        f"output {value.name} is declared as {said} and computed as {value.shape}: the declared shape is left out"
+        for value, said, dims in found
+        if said is not None and dims is not None and is_stale(said, dims)
+    ]
 
 
 def _drop_constant_inputs(model: ir.Model) -> list[str]:

@@ -223,6 +223,12 @@ class AccuracyRecord:
         """The metric of what was made: of the engine where it was measured there, else of the graph."""
         return self.engine_metric or self.metric
 
+    @property
+    def worst_metric(self) -> MetricRecord | None:
+        """The metric of what was made, or of the saved model where that loses more: what gates judge."""
+        found = [metric for metric in (self.product_metric, self.saved_metric) if metric is not None]
+        return max(found, key=lambda metric: metric.drop, default=None)
+
 
 @dataclass(frozen=True)
 class PassedTensor:
