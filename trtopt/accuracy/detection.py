@@ -104,7 +104,8 @@ def fitted(
     best, form = max(tried, key=lambda item: item[0])
     if best < LEAST:
         raise UsageError(
-            f"--metric {name}: the boxes agree with the labels in no form, mAP {best:.3f} at best ({len(tried)} tried on {len(runs)} pictures)",
+            f"--metric {name}: the boxes agree with the labels in no form, mAP {best:.3f} at best"
+            f" ({len(tried)} tried on {len(runs)} pictures)",
             where=f"outputs: {shapes}",
             remedy="say the form with --boxes, and what is done to the pictures with --preprocess",
         )
