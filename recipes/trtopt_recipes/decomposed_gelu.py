@@ -85,9 +85,9 @@ class DecomposedGelu:
 def _form(root: ir.Node) -> tuple[ir.Value, tuple[ir.Node, ...]] | None:
     """What a GELU around ``root`` is of, and its nodes, the last one first."""
     inside = _INSIDE.get(root.op_type) if root.domain == "" else None
-    argument, value = root.inputs[0], root.outputs[0]
-    if inside is None or argument is None or value.dtype not in NARROW_FLOATS:
+    if inside is None or (argument := root.inputs[0]) is None or root.outputs[0].dtype not in NARROW_FLOATS:
         return None
+    value = root.outputs[0]
     x = next((each for each in _operands(argument) if _is(_multiplied(each, None, argument), inside, value)), None)
     if x is None:
         return None

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.config import Tolerances
+from trtopt.config.budget import Tolerances
 from trtopt.errors import InvalidModelError
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph import edit
