@@ -35,7 +35,7 @@ from trtopt.judge.protocol import PriceFile
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline import network_io, polygraphy
 from trtopt.pipeline.compile import Compilation, as_built, compile_engine, has_flag, trim_cache
-from trtopt.pipeline.gauge import gauge_for, weights_gauge
+from trtopt.pipeline.gauge import gauge_for, weights_gauge, with_saved_metric
 from trtopt.pipeline.guard import OwnQdq, canonicalized, own_qdq, rewrite
 from trtopt.pipeline.host import Cut, at_path, cut, host_path
 from trtopt.pipeline.lower import Lowering, blamed, lower
@@ -83,7 +83,6 @@ from trtopt.pipeline.shipped import (
 )
 from trtopt.pipeline.sparse import SparseJob, Sparsified, as_made, sparsify
 from trtopt.pipeline.verify import Verification, engine_of, verify, verify_engine
-from trtopt.pipeline.verify_saved import with_saved_metric
 from trtopt.pipeline.weights import WeightsJob, store_weights
 from trtopt.report.schema.analysis import EngineAnalysis, totals_of
 from trtopt.report.schema.build import BuildReport, EngineRecord, PrecisionRecord
