@@ -111,6 +111,14 @@ def test_signed_scales_of_eight_bits_become_a_wide_weight(tmp_path: Path) -> Non
     assert not any(node.op_type == "DequantizeLinear" for node in model.graph)
 
 
+def test_zero_points_that_eight_bits_do_not_hold_give_a_wide_weight(tmp_path: Path) -> None:
+    exact = nbits(tmp_path / "net.onnx", bits=8, zero=True)
+    model = mended(tmp_path / "net.onnx")
+    x = RNG.standard_normal((3, DEPTH)).astype(np.float32)
+    assert np.allclose(run(model, x), x @ exact + 1, atol=1e-3)
+    assert not any(node.op_type == "DequantizeLinear" for node in model.graph)
+
+
 def test_sizes_that_do_not_fit_are_one_clear_error(tmp_path: Path) -> None:
     nbits(tmp_path / "net.onnx", depth=DEPTH + BLOCK)
     with pytest.raises(InvalidModelError, match="sizes"):

@@ -70,12 +70,12 @@ def _expand(work: QdqEditor, node: ir.Node) -> None:
 
 
 def _weight(work: QdqEditor, name: str, signed: np.ndarray, scales: np.ndarray) -> list[ir.Node]:
-    """The DequantizeLinear of numbers ``[K, N]``; none where the compilers read no such scales: TensorRT for RTX 1.7.1
-    wants those of INT8 positive, and ONNX Runtime gives a block the sign of its largest number, -128, whose opposite is
-    no INT8."""
-    stored = _stored(signed)
-    if stored.dtype == np.int8 and np.any(scales <= 0):
+    """The DequantizeLinear of numbers ``[K, N]``; none where zero points leave numbers that eight bits do not hold, or
+    the compilers read no such scales: TensorRT for RTX 1.7.1 wants those of INT8 positive, and ONNX Runtime gives a
+    block the sign of its largest number, -128, whose opposite is no INT8."""
+    if not _fits(signed, 8) or (not _fits(signed, 4) and np.any(scales <= 0)):
         return []
+    stored = _stored(signed)
     weight, scale = work.constant(f"{name}_weight", stored), work.constant(f"{name}_scale", scales)
     made = work.node("DequantizeLinear", [weight, scale], f"{name}_dequantized", weight, scale.dtype)
     _in_blocks(made, 0, len(signed) // len(scales))
@@ -114,7 +114,7 @@ def _without_zero_point(work: QdqEditor, node: ir.Node) -> str:
     if points is not None:
         spread = np.repeat(points.astype(np.int32), block, axis=axis)
         signed = signed - spread.take(np.arange(signed.shape[axis]), axis=axis)
-    if signed.min(initial=0) < -128 or signed.max(initial=0) > 127:
+    if not _fits(signed, 8):
         work.leave(node, "its zero points leave numbers that eight bits do not hold")
         return ""
     scale, result = node.inputs[1], node.outputs[0]
@@ -152,8 +152,13 @@ def _with_floating_scale(work: QdqEditor, node: ir.Node) -> bool:
 
 def _stored(signed: np.ndarray) -> np.ndarray:
     """In four bits where they hold it, else in eight."""
-    fits = signed.min(initial=0) >= -8 and signed.max(initial=0) <= 7
-    return np.ascontiguousarray(signed.astype(ml_dtypes.int4 if fits else np.int8))
+    return np.ascontiguousarray(signed.astype(ml_dtypes.int4 if _fits(signed, 4) else np.int8))
+
+
+def _fits(signed: np.ndarray, bits: int) -> bool:
+    """Whether signed integers of so many bits hold the numbers."""
+    half = 1 << (bits - 1)
+    return bool(signed.min(initial=0) >= -half and signed.max(initial=0) < half)
 
 
 def _in_blocks(node: ir.Node, axis: int, block: int) -> None:
