@@ -20,9 +20,16 @@ def floats(*shape: int) -> np.ndarray:
 
 def check(tmp_path: Path, text: str, opset: int = 24, **feeds: np.ndarray) -> list[str]:
     """The operators of the loaded model, whose outputs are those of the file."""
-    before, after = tmp_path / "before.onnx", tmp_path / "after.onnx"
     imports = f'"" : {opset}, "com.microsoft" : 1'
-    onnx.save(onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{imports}]> {text}"), before)
+    return kinds_when_equal(
+        tmp_path, onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{imports}]> {text}"), **feeds
+    )
+
+
+def kinds_when_equal(tmp_path: Path, model: onnx.ModelProto, **feeds: np.ndarray) -> list[str]:
+    """As :func:`check`, of a model."""
+    before, after = tmp_path / "before.onnx", tmp_path / "after.onnx"
+    onnx.save(model, before)
     save_model(load(before).model, after)
     for expected, found in zip(run_file(before, feeds), run_file(after, feeds), strict=True):
         assert expected.dtype == found.dtype and expected.shape == found.shape

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
-from test_attention_written import check, floats
+from onnx import numpy_helper
+from test_attention_written import check, floats, kinds_when_equal
 
 _ANGLES = np.arange(32)[:, None] / 10.0 ** np.arange(8)[None]
 COS, SIN = np.cos(_ANGLES).astype(np.float32), np.sin(_ANGLES).astype(np.float32)
@@ -110,3 +114,28 @@ def test_attention_with_a_stacked_past(tmp_path: Path) -> None:
       => (float[B, S, 32] y, float[2, B, 2, T, 16] n)
       { y, n = com.microsoft.Attention<num_heads = 2, unidirectional = 1>(x, w, b, , p) }"""
     check(tmp_path, text, opset=21, x=floats(2, 3, 24), w=floats(24, 96) / 5, b=floats(96), p=floats(2, 2, 2, 4, 16))
+
+
+@pytest.mark.parametrize("kind", ["int4", "uint4", "uint8", "uint8 of 8 bits"])
+@pytest.mark.parametrize("with_points", [False, True])
+def test_rows_of_a_table_in_blocks(tmp_path: Path, kind: str, with_points: bool) -> None:
+    rng = np.random.default_rng(0)
+    bits = 8 if kind.endswith("bits") else 4
+    shape, blocks = ((12, 40), (12, 3)) if kind in ("int4", "uint4") else ((12, 40 * bits // 8), (12, 3))
+
+    def numbers(name: str, dims: tuple[int, ...]) -> onnx.TensorProto:
+        if kind.startswith("uint8"):
+            return numpy_helper.from_array(rng.integers(0, 256, dims, np.uint8), name)
+        dtype = ml_dtypes.int4 if kind == "int4" else ml_dtypes.uint4
+        return numpy_helper.from_array(rng.integers(-8 if kind == "int4" else 0, 8, dims).astype(dtype), name)
+
+    points = (12, 2) if kind == "uint8" else blocks
+    tensors = [numbers("t", shape), numpy_helper.from_array(np.abs(floats(*blocks)), "s")]
+    tensors += [numbers("z", points)] * with_points
+    text = f"""<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]> g (int64[B, S] i) => (float[B, S, 40] y)
+      {{ y = com.microsoft.GatherBlockQuantized<bits = {bits}, block_size = 16>(i, i, s) }}"""
+    model = onnx.parser.parse_model(text)
+    model.graph.node[0].input[:] = ["t", "i", "s", "z"][: 3 + with_points]
+    model.graph.initializer.extend(tensors)
+    ids = np.array([[0, 11, 3], [-1, 5, 5]])
+    assert kinds_when_equal(tmp_path, model, i=ids).count("Gather") == 1

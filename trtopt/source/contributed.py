@@ -5,6 +5,7 @@ Their meaning is that of ONNX Runtime 1.31 (docs/ContribOperators.md and its ker
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
@@ -74,6 +75,37 @@ def skip_norm(w: Writer) -> None:
     total = _biased(w, w.op("Add", w.needed(0), w.needed(1)), w.input(4))
     found = w.op("LayerNormalization", total, w.needed(2), w.input(3), axis=-1, epsilon=w.float_of("epsilon", 1e-12))
     w.replace(found, None, None, total)
+
+
+def gather_blocks(w: Writer) -> None:
+    """``GatherBlockQuantized``: slices of a table in blocks of 4 or 8 bits; the table becomes a wide one."""
+    numbers, scales = (edit.constant_of(w.needed(index)) for index in (0, 2))
+    zero, bits = w.input(3), w.int_of("bits", 4)
+    points = None if zero is None else edit.constant_of(zero)
+    if numbers is None or scales is None or bits not in (4, 8) or (zero is not None and points is None):
+        raise WritingError("its table, scales or zero points are computed, or have neither 4 nor 8 bits")
+    centre = 0.0
+    if numbers.dtype == np.uint8:
+        centre = float(1 << (bits - 1))
+        if bits == 4:
+            numbers, points = _nibbles(numbers), None if points is None else _nibbles(points)
+    axis, block = w.int_of("quantize_axis", 1) % numbers.ndim, w.int_of("block_size", 128)
+    shape = numbers.shape
+
+    def spread(blocks: np.ndarray) -> np.ndarray:
+        found = np.repeat(blocks.astype(np.float32), block, axis=axis)[tuple(slice(size) for size in shape)]
+        if found.shape != shape:
+            raise WritingError("the sizes of its scales or zero points do not fit its table and block_size")
+        return found
+
+    table = (numbers.astype(np.float32) - (centre if points is None else spread(points))) * spread(scales)
+    wide = w.op("Constant", value=ir.tensor(table.astype(scales.dtype)))
+    w.replace(w.op("Gather", wide, w.needed(1), axis=w.int_of("gather_axis", 0)))
+
+
+def _nibbles(packed: np.ndarray) -> np.ndarray:
+    """Two numbers of four bits for each byte of the last axis, the low one first."""
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
 
 
 def rotary(w: Writer) -> None:

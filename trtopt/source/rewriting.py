@@ -42,6 +42,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
             "BiasGelu": contributed.gelu,
             "FastGelu": contributed.fast_gelu,
             "FusedMatMul": contributed.fused_matmul,
+            "GatherBlockQuantized": contributed.gather_blocks,
             "Gelu": contributed.gelu,
             "GroupQueryAttention": contributed.group_query,
             "MultiHeadAttention": contributed.multi_head,
