@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
 
 import numpy as np
@@ -32,6 +31,7 @@ from trtopt.support._script import script_hash
 from trtopt.support.clock import Clock
 from trtopt.support.ort_session import Feeds
 from trtopt.support.precision import Precision
+from trtopt.support.temporary import TemporaryFolder
 
 
 class Gauge:
@@ -243,7 +243,7 @@ def with_saved_metric(record: AccuracyRecord, model: ir.Model, job: Verification
     record = replace(record, saved_metric=None)
     if computes_wrong(model) or is_refused(model):
         return record
-    with TemporaryDirectory() as folder, clock.stage("measure saved model"):
+    with TemporaryFolder("saved-") as folder, clock.stage("measure saved model"):
         files = save_model(model, Path(folder) / "saved.onnx")
         if tried_in_onnxruntime(files) != LOADS:
             return record
