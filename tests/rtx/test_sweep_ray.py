@@ -70,9 +70,9 @@ def _busy(raylet: int) -> int | None:
     return None
 
 
-def _stopped_at_work(raylet: int) -> int:
-    """A worker of the node, stopped in the middle of its job."""
-    deadline = time.monotonic() + 60
+def _stopped_at_work(raylet: int) -> int | None:
+    """A worker of the node, stopped in the middle of its job; None where it has none for ten seconds."""
+    deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         worker = _busy(raylet)
         if worker is not None:
@@ -81,7 +81,7 @@ def _stopped_at_work(raylet: int) -> int:
                 return worker
             os.kill(worker, signal.SIGCONT)
         time.sleep(0.02)
-    raise TimeoutError("the node gets no job")
+    return None
 
 
 @pytest.fixture
@@ -111,13 +111,14 @@ def test_24_builds_survive_the_loss_of_a_node_and_are_those_of_local_processes(
     def watch(event: Any) -> None:
         if event.kind == "end":
             ended.append(event.row.key)
-        if len(ended) == 4 and doomed.all_processes:
-            worker = _stopped_at_work(raylet)
+        # Not at a certain one: a busy machine starts the node's first worker late, and this thread gives out the jobs.
+        if len(ended) >= 4 and doomed.all_processes and (worker := _stopped_at_work(raylet)) is not None:
             cluster.remove_node(doomed, allow_graceful=False)
             os.kill(worker, signal.SIGKILL)
 
     on_ray = write_sweep(tmp_path / "ray.toml", store="ray", settings="on_gpu = true")
     report = trtopt.sweep(on_ray, executor="ray", address=cluster.address, on_progress=watch)
+    assert not doomed.all_processes, "the node got no job"
     assert [row.failure for row in report.rows] == [None] * 24
     assert sorted(ended) == sorted(row.key for row in report.rows) and len(set(ended)) == 24
     assert sum(row.attempts for row in report.rows) > 24 and "the worker was lost" in report.warnings[0]

@@ -68,11 +68,11 @@ def test_the_result_holds_the_budget_if_sixteen_bit_does_and_is_never_slower(
 
 
 @given(networks(), budgets, searches, many=60)
-def test_no_point_is_evaluated_or_priced_twice_and_none_beyond_the_most(
+def test_no_point_is_evaluated_priced_or_ranked_twice_and_none_beyond_the_most(
     oracle: Numbers, budget: Budget, search: Search
 ) -> None:
     record = search(oracle.space, budget, oracle).record
-    for question in ("evaluate", "time_us"):
+    for question in ("evaluate", "time_us", "rank"):
         asked = [mix for kind, mix in oracle.asked if kind == question]
         assert len(asked) == len(set(asked))
     assert oracle.count("evaluate") == record.evaluations == len(record.steps) <= 40

@@ -57,7 +57,7 @@ class Trials:
 
     Attributes:
         tried: The evaluated points, in order.
-        rankings: How often the regions were ranked.
+        ranked: The regions' errors by the point where they were asked for.
         won: The types in which regions were won back.
         stopped_early: Whether more points were to be evaluated than may be.
         aim: The largest drop the search goes on from.
@@ -67,7 +67,7 @@ class Trials:
     budget: Budget
     oracle: Oracle
     tried: dict[Mix, Tried] = field(default_factory=dict)
-    rankings: int = 0
+    ranked: dict[Mix, dict[str, float]] = field(default_factory=dict)
     won: dict[str, Form | None] = field(default_factory=dict)
     stopped_early: bool = False
     aim: float = field(init=False)
@@ -197,7 +197,7 @@ def conclude(trials: Trials, start: Mix, sixteen: Mix) -> SearchResult:
         predicted_us=trials.time_us(chosen),
         plain_us=trials.time_us(sixteen),
         evaluations=len(steps),
-        rankings=trials.rankings,
+        rankings=len(trials.ranked),
         steps=tuple(steps),
         pareto=trials.pareto(chosen),
         regions=len(trials.space.regions),
@@ -452,9 +452,11 @@ class _Search:
         return self._left()
 
     def _rank(self, mix: Mix) -> _Errors:
-        self.trials.rankings += 1
-        self.on_event(Event("detail", TASK, text=f"ranking {count(len(mix.quantized), 'region')}"))
-        errors = self.trials.oracle.rank(mix)
+        ranked = self.trials.ranked
+        if mix not in ranked:
+            self.on_event(Event("detail", TASK, text=f"ranking {count(len(mix.quantized), 'region')}"))
+            ranked[mix] = self.trials.oracle.rank(mix)
+        errors = ranked[mix]
         # A region whose error cannot be said is the first to go.
         return {(name, dtype): math.inf if math.isnan(errors[name]) else errors[name] for name, dtype in mix.quantized}
 
