@@ -1,6 +1,6 @@
 """Export the detectors: as torch's two exporters write them, and with the plugins of TensorRT at their end.
 
-    ZOO/bin/python benchmarks/detectors/export.py --folder FOLDER [--only NAME,...]
+    ZOO/bin/python benchmarks/detectors/exports.py --folder FOLDER [--only NAME,...]
 
 Runs in the environment of benchmarks/zoo; what is there is kept. Those of torchvision are exported by TorchScript, as
 its own documentation does.
@@ -18,7 +18,7 @@ TORCHSCRIPT = (
     "tv_ssdlite tv_retinanet tv_fcos tv_fasterrcnn "
     "yolo5 yolo5_nms yolo7_rows yolo8 yolo8_nms yolo8_indices yolo10 yolo11"
 ).split()
-DYNAMO = "yolo8 yolo8_nms yolo10 detr_small rtdetr_small yolos".split()
+DYNAMO = "yolo8 yolo8_nms yolo10 detr_small rtdetr_small yolos detr_r50 rtdetr_r50 yolos_base".split()
 WITH_PLUGIN = {"yolo8_efficient": "EfficientNMS_TRT", "yolo8_batched": "BatchedNMSDynamic_TRT"}
 
 

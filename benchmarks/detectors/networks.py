@@ -97,6 +97,27 @@ def detr_small() -> Subject:
 
 
 @network
+def detr_r50() -> Subject:
+    """As published: ResNet-50, six layers of encoder and of decoder, 100 queries."""
+    config = hf.DetrConfig(backbone_config=hf.ResNetConfig(out_features=["stage4"]), num_labels=91)
+    return Subject(hf.DetrForObjectDetection(config), {"image": image(SIZE, 1)}, {"image": {}}, _detections)
+
+
+@network
+def rtdetr_r50() -> Subject:
+    """As published: ResNet-50, six layers of decoder, 300 queries."""
+    config = hf.RTDetrConfig(num_labels=80, anchor_image_size=[SIZE, SIZE])
+    return Subject(hf.RTDetrForObjectDetection(config), {"image": image(SIZE, 1)}, {"image": {}}, _detections)
+
+
+@network
+def yolos_base() -> Subject:
+    """As published: twelve layers of 768."""
+    config = hf.YolosConfig(image_size=[SIZE, SIZE], num_labels=91)
+    return Subject(hf.YolosForObjectDetection(config), {"image": image(SIZE, 1)}, {"image": {}}, _detections)
+
+
+@network
 def rtdetr_small() -> Subject:
     """One layer of decoder, half the width, 128 pixels; the best 20 places of its encoder begin."""
     backbone = hf.RTDetrResNetConfig(

@@ -48,6 +48,13 @@ def test_requests_are_divided_by_their_predicted_time(trtopt: Run, folder: Path)
     assert [(found["min"][0], found["max"][0]) for found in item["ranges"]] == [(1, 1), (2, 512)]
 
 
+def test_requests_of_nothing_are_in_a_range_and_are_optimized_for_by_none(trtopt: Run, folder: Path) -> None:
+    shape = "x".join(map(str, profiles(trtopt, folder, "--batches", "1")[0]["max"][1:]))
+    (folder / "log.txt").write_text(f"x:0x{shape} 900\nx:8x{shape}\n")
+    (found,) = profiles(trtopt, folder, "--shape-histogram", "log.txt")
+    assert (found["min"][0], found["opt"][0], found["max"][0]) == (0, 8, 8)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -73,6 +73,17 @@ def test_tokens_that_are_as_good_as_each_other_are_no_answers_of_a_decoder() -> 
     assert (of_state.top1_agreement, of_state.ties) == (None, 0)
 
 
+def test_the_error_of_probabilities_is_held_against_one_that_somebody_would_act_on() -> None:
+    text = "g (float[N,S] x) => (float[N,S] y) { a = Constant<value_float = %s>() s = Mul(x, a) y = Sigmoid(s) }"
+    feeds = [{"x": np.full((1, 8), -20, np.float32)}, {"x": np.full((1, 8), -30, np.float32)}]
+    first = model(text % "1.0")
+    with OrtSession(first) as one, OrtSession(model(text % "2.0")) as other:
+        plain = compare(one, other, feeds)["y"]
+        found = compare(one, other, feeds, sums=sums_of(None, outputs=first.graph.outputs))["y"]
+    assert plain.sqnr_db < 1 and plain.held_against is None
+    assert found.sqnr_db > 100 and found.held_against == 0.01
+
+
 def test_equal_outputs_have_infinite_sqnr() -> None:
     result = compared(IDENTITY, IDENTITY, feeds(2, 1, 5))["y"]
     assert (result.sqnr_db, result.cosine, result.max_abs, result.top1_agreement) == (math.inf, 1.0, 0.0, 1.0)

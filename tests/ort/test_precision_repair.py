@@ -13,7 +13,7 @@ from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.events import Event
 from trtopt.graph.artifact import input_spec
 from trtopt.graph.shapes import infer_shapes, static_shapes
-from trtopt.pipeline.improve import PlanRunner, repaired
+from trtopt.pipeline.improve import OutputErrorMeter, PlanRunner, repaired
 from trtopt.precision.decide import decide, wanted_tensors, with_bfloat
 from trtopt.precision.fp16.repair import SMALLEST_SQNR_DB, Repaired
 from trtopt.precision.observe.calibrate import collect
@@ -240,6 +240,18 @@ def test_the_harmless_rest_of_a_repaired_network_stays_fp16() -> None:
     base = network(text, {"o": np.float32(2000), "t": np.array([1]), "w": normal(64, 64, scale=0.1)})
     plan, _ = planned(base, X)
     assert set(repaired(base, plan, X).fallbacks) == {"a", "d"}, "and the mean, which a rule keeps"
+
+
+def test_probabilities_of_nothing_are_no_reason_for_fp32() -> None:
+    """A detector of text that is shown noise: no place has more than 1e-6, which FP16 does not hold."""
+    base = network(
+        ROWS + "{ h = MatMul(x, w) a = Add(h, b) s = Sigmoid(a) y = Reshape(s, r) }",
+        {"w": normal(64, 64, scale=0.1), "b": np.full(64, -22, "f4"), "r": np.array([4, 64])},
+    )
+    plan, _ = planned(base, X)
+    found, runs = counted(base, plan, X)
+    assert found.plan is plan and runs == 1
+    assert OutputErrorMeter(base, X).of(base, plan) < 1e-6
 
 
 def feed_forward(hot: float, behind: str = "y = Add(o, x)", **more: np.ndarray) -> ir.Model:

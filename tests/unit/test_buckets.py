@@ -154,3 +154,11 @@ def test_what_is_no_histogram_is_refused(tmp_path: Path, text: str) -> None:
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="no text"):
         read_histogram(path)
+
+
+def test_an_empty_request_is_in_the_range_of_the_smallest_bucket_and_no_bucket_is_made_for_it() -> None:
+    found = choose(lengths({0: 900, 16: 50, 128: 50}), quadratic)
+    assert [(item.low["ids"][1], item.high["ids"][1]) for item in found.buckets] == [(0, 16), (17, 128)]
+    assert [item.requests for item in found.buckets] == [950, 50]
+    (alone,) = choose(lengths({0: 1}), quadratic).buckets
+    assert (alone.low["ids"], alone.high["ids"]) == ((1, 0), (1, 1))

@@ -29,7 +29,10 @@ class Fixed:
     """A network that gives the same outputs whatever it is fed."""
 
     outputs: list[np.ndarray]
-    output_names: tuple[str, ...] = ("a", "b", "c")
+    output_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.output_names = tuple(f"output{index}" for index in range(len(self.outputs)))
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         return self.outputs

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from trtopt.accuracy.scores import held_by
+from trtopt.accuracy.scores import LEAST_PROBABILITY, held_by, least_size
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,29 @@ def test_a_class_that_was_chosen_is_an_answer() -> None:
     assert _held("h = MatMul(x, w) y = ArgMax <axis = 1> (h)", "float[N, 4] x", "int64[N, 1] y") == "scores"
 
 
+@pytest.mark.parametrize(
+    ("body", "least"),
+    [
+        ("y = Sigmoid(x)", LEAST_PROBABILITY),
+        ("s = Sigmoid(x) t = Transpose(s) y = Identity(t)", LEAST_PROBABILITY),
+        ("s = Sigmoid(x) t = HardSigmoid(x) y = Concat <axis = 1> (s, t)", LEAST_PROBABILITY),
+        ("s = Sigmoid(x) y = Concat <axis = 1> (s, x)", 0.0),
+        ("s = Sigmoid(x) y = Mul(s, x)", 0.0),
+        ("y = Softmax(x)", 0.0),
+        ("y = Identity(x)", 0.0),
+    ],
+)
+def test_probabilities_have_a_least_size(body: str, least: float) -> None:
+    model = _parsed(body, "float[4, 4] x", "float[4, N] y")
+    assert least_size(model.graph.outputs[0]) == least
+
+
 def _held(body: str, inputs: str, output: str) -> str:
+    return held_by(_parsed(body, inputs, output), ["y"])["y"]
+
+
+def _parsed(body: str, inputs: str, output: str) -> ir.Model:
     found = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g ({inputs}) => ({output}) {{ {body} }}')
     weights = {"w": np.ones((4, 4), np.float32), "v": np.ones(4, np.float32), "k": np.asarray([2], np.int64)}
     found.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
-    return held_by(ir.serde.deserialize_model(found), ["y"])["y"]
+    return ir.serde.deserialize_model(found)

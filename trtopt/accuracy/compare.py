@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.accuracy.scores import least_size
 from trtopt.config.budget import Tolerances
 from trtopt.errors import InvalidModelError
 from trtopt.events import Event, OnEvent, ignore
@@ -52,7 +53,8 @@ class Accumulator:
     """Sums over the samples of one tensor, in FP64. Elements whose reference is not finite are left out.
 
     Where ``tolerance`` says how far off an element may be, it counts those beyond. Of the answers it counts those whose
-    two best reference scores differ by ``close`` of their range and more; the others are ``ties``.
+    two best reference scores differ by ``close`` of their range and more; the others are ``ties``. Elements whose root
+    mean square is below ``least`` are held against that: see :func:`trtopt.accuracy.scores.least_size`.
     """
 
     signal: float = 0.0
@@ -68,6 +70,13 @@ class Accumulator:
     tolerance: ToleranceRecord | None = None
     close: float = 0.0
     ties: int = 0
+    least: float = 0.0
+    count: int = 0
+
+    @property
+    def size(self) -> float:
+        """What the noise is held against: the sum of the reference's squares, at least that of ``least``."""
+        return max(self.signal, self.count * self.least**2)
 
     def update(self, reference: np.ndarray, output: np.ndarray) -> None:
         """Add one sample; the arrays have any numeric or boolean dtype.
@@ -105,6 +114,7 @@ class Accumulator:
             self.nonfinite += broken
             return
         error = out - ref
+        self.count += ref.size
         self.signal += float(ref @ ref)
         self.power += float(out @ out)
         self.dot += float(ref @ out)
@@ -118,7 +128,8 @@ class Accumulator:
 
     def result(self) -> OutputAccuracy:
         """The measures over everything added so far."""
-        return replace(self._measures(), tolerance=self.tolerance)
+        held_against = self.least if self.size > self.signal else None
+        return replace(self._measures(), tolerance=self.tolerance, held_against=held_against)
 
     def _measures(self) -> OutputAccuracy:
         if self.differs:
@@ -128,22 +139,27 @@ class Accumulator:
             return OutputAccuracy(math.nan, math.nan, math.inf, agreement, self.nonfinite)
         if self.noise == 0.0:
             return OutputAccuracy(math.inf, 1.0, 0.0, agreement, ties=self.ties)
-        sqnr = 10.0 * math.log10(self.signal / self.noise) if self.signal else -math.inf
+        sqnr = 10.0 * math.log10(self.size / self.noise) if self.size else -math.inf
         norm = math.sqrt(self.signal) * math.sqrt(self.power)
         return OutputAccuracy(sqnr, self.dot / norm if norm else 0.0, self.max_abs, agreement, ties=self.ties)
 
 
-def sums_of(tolerances: Tolerances | None, states: Collection[str] = ()) -> Callable[[str], Accumulator]:
+def sums_of(
+    tolerances: Tolerances | None, states: Collection[str] = (), outputs: Iterable[ir.Value] = ()
+) -> Callable[[str], Accumulator]:
     """What adds up each output of a network for :func:`compare`.
 
     Args:
         tolerances: How far values may be off; None judges none of them by itself.
         states: Outputs that are states. They hold no answers, and where there are some, answers are those of steps:
             ties do not count.
+        outputs: Of the reference's graph, for :func:`~trtopt.accuracy.scores.least_size`.
     """
+    least = {str(output.name): least_size(output) for output in outputs}
 
     def made(name: str) -> Accumulator:
-        sums = Accumulator(close=CLOSE if states else 0.0, has_top1=False if name in states else None)
+        has_top1 = False if name in states else None
+        sums = Accumulator(close=CLOSE if states else 0.0, has_top1=has_top1, least=least.get(name, 0.0))
         if tolerances is not None:
             sums.tolerance = ToleranceRecord(*tolerances.of(name), beyond=0, values=0)
         return sums

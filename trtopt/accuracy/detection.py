@@ -94,7 +94,8 @@ def fitted(
     for form in forms_of(*runs[0][:2], named):
         boxes = [read_boxes(form, outputs, size, row) for outputs, size, row in runs]
         tried.append((coco("map", [_mapped(item, labels, form) for item in boxes], wanted), form))
-    shapes = ", ".join(str(list(output.shape)) for output in runs[0][0])
+    named_outputs = zip(reference.output_names, runs[0][0], strict=True)
+    shapes = ", ".join(f"{each} {list(output.shape)}" for each, output in named_outputs)
     if not tried:
         raise UsageError(
             f"--metric {name}: the outputs have no form of boxes that is known",
@@ -107,7 +108,8 @@ def fitted(
             f"--metric {name}: the boxes agree with the labels in no form, mAP {best:.3f} at best"
             f" ({len(tried)} tried on {len(runs)} pictures)",
             where=f"outputs: {shapes}",
-            remedy="say the form with --boxes, and what is done to the pictures with --preprocess",
+            remedy="say the form with --boxes, and what is done to the pictures with --preprocess; boxes that count "
+            "from anchors which the model does not hold need a metric of your own: FILE.py:FUNCTION",
         )
     why = "the only one that the outputs allow" if len(tried) == 1 else f"of {len(tried)} forms it agrees best"
     said = f"boxes are read as --boxes {form.describe()}: {why}"

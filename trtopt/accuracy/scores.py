@@ -22,6 +22,43 @@ _ON_SCORES = frozenset(
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "Einsum", "MatMulInteger", "QLinearMatMul", "QLinearConv")
 
 
+LEAST_PROBABILITY = 0.01
+"""A probability that is smaller is none to any reader: the error of such outputs is held against this one."""
+
+
+def least_size(output: ir.Value) -> float:
+    """The root mean square below which an output's error is not held against the output itself, but against this.
+
+    That is :data:`LEAST_PROBABILITY` for what comes out of a Sigmoid, and 0 elsewhere (the probabilities of a Softmax
+    sum to 1). A network that looks for text in noise finds none: its map of probabilities is 1e-8 everywhere, which no
+    16-bit type holds and nobody needs. Errors that turn some of them into 1e-4 are 40 dB, and any threshold ignores
+    them.
+
+    Example:
+        >>> x, y = ir.Value(name="x"), ir.Value(name="y")
+        >>> node = ir.Node("", "Sigmoid", [x], outputs=[y])
+        >>> least_size(y), least_size(x)
+        (0.01, 0.0)
+    """
+    front, found = [output], 0
+    while front:
+        node = front.pop().producer()
+        if node is None or found > _LONGEST_WALK:
+            return 0.0
+        found += 1
+        if edit.is_op(node, "Concat"):
+            front += [value for value in node.inputs if value is not None]
+        elif edit.is_op(node, *_MOVES):
+            front += [value for value in node.inputs[:1] if value is not None]
+        elif not edit.is_op(node, "Sigmoid", "HardSigmoid"):
+            return 0.0
+    return LEAST_PROBABILITY
+
+
+_LONGEST_WALK = 64
+"""Nodes looked at behind a Sigmoid."""
+
+
 def held_by(model: ir.Model, names: Iterable[str]) -> dict[str, Holds]:
     """What tensors of the main graph hold, by name; what is not in it holds values.
 

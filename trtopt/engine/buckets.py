@@ -152,6 +152,8 @@ def choose(histogram: Mapping[Shapes, int], time_of: Callable[[ShapeMap], float]
         time_of: Predicted microseconds of a request of these shapes; at least that of smaller ones.
         most: How many buckets there may be.
     """
+    least = dict(_low(list(histogram)))
+    histogram = filled(histogram)
     varied = _varied(histogram)
     requests = _rounded(histogram, min(_MOST_SIZES, int(_MOST_CORNERS ** (1 / max(varied, 1)))))
     corners = _corners(requests)
@@ -164,12 +166,20 @@ def choose(histogram: Mapping[Shapes, int], time_of: Callable[[ShapeMap], float]
     order = sorted(chosen, key=lambda index: (us[index], index))
     taken = np.bincount(times[order].argmin(0), counts, len(order))
     found: list[Bucket] = []
-    least = dict(_low(list(histogram)))
     for index, number in zip(order, taken, strict=True):
         high = dict(corners[index])
         low = _behind(found[-1].high, least, high) if found and varied == 1 else least
         found.append(Bucket(low, high, int(number)))
     return Buckets(tuple(found), total / requested, tried[0][0] / requested, _padding(histogram, found))
+
+
+def filled(histogram: Mapping[Shapes, int]) -> Counter[Shapes]:
+    """The requests with the next larger size in place of 0 (an empty past, an empty batch), or 1 where there is none.
+
+    A profile may begin at 0, and no engine is optimized for it.
+    """
+    up = [{0: min((size for size in sizes if size), default=1)} for sizes in _axes(histogram)]
+    return _exchanged(histogram, up)
 
 
 def _fastest(times: np.ndarray, counts: np.ndarray, number: int) -> tuple[float, tuple[int, ...]]:
@@ -209,10 +219,16 @@ def _rounded(histogram: Mapping[Shapes, int], most: int) -> Counter[Shapes]:
         known = sorted(set(sizes))
         step = -(-len(known) // most)
         up.append({size: known[min(at // step * step + step, len(known)) - 1] for at, size in enumerate(known)})
+    return _exchanged(histogram, up)
+
+
+def _exchanged(histogram: Mapping[Shapes, int], sizes: Iterable[Mapping[int, int]]) -> Counter[Shapes]:
+    """The requests with other sizes, of each axis in order."""
+    sizes = list(sizes)
     found: Counter[Shapes] = Counter()
     for shapes, count in histogram.items():
-        axes = iter(up)
-        found[tuple((name, tuple(next(axes)[dim] for dim in dims)) for name, dims in shapes)] += count
+        axes = iter(sizes)
+        found[tuple((name, tuple(next(axes).get(dim, dim) for dim in dims)) for name, dims in shapes)] += count
     return found
 
 

@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from trtopt.accuracy.compare import Accumulator, decibels, is_class_like, is_float
 from trtopt.accuracy.emulation import fp32_emulation
+from trtopt.accuracy.scores import least_size
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_in_place
@@ -64,12 +65,13 @@ class _Watched:
     """A value that is compared.
 
     ``centred`` scores are ranked: what is left without the mean of the last axis is compared. Of ``finite_only``
-    values, which lie behind a selection, only NaN and infinity count.
+    values, which lie behind a selection, only NaN and infinity count. ``least``: of :func:`least_size`.
     """
 
     name: str
     centred: bool = False
     finite_only: bool = False
+    least: float = 0.0
 
 
 def repaired(
@@ -151,7 +153,7 @@ class PlanRunner:
 
     def __call__(self, plan: PrecisionPlan) -> Damage:
         """What ``plan`` does to the outputs."""
-        sums = [Accumulator() for _ in self._watched]
+        sums = [Accumulator(least=item.least) for item in self._watched]
         with OrtSession(fp32_emulation(apply_plan(self._base, plan)), self._names, keep_qdq=True) as session:
             for feeds, expected in self._expected:
                 for item, total, reference, output in zip(
@@ -187,9 +189,9 @@ class PlanRunner:
     def _damage(self, item: _Watched, total: Accumulator) -> Damage:
         if total.nonfinite:
             return Damage(math.inf, item.name, math.nan)
-        if item.finite_only or total.signal == 0.0 or total.noise == 0.0:
+        if item.finite_only or total.size == 0.0 or total.noise == 0.0:
             return Damage(0.0, item.name)
-        sqnr = 10 * math.log10(total.signal / total.noise)
+        sqnr = 10 * math.log10(total.size / total.noise)
         return Damage(10 ** ((self._bound - sqnr) / 10), item.name, sqnr)
 
 
@@ -258,7 +260,7 @@ def _watched(base: ir.Model) -> list[_Watched]:
                 if value.dtype is ir.DataType.FLOAT and value.producer() is not None:
                     ranked[str(value.name)] = _Watched(str(value.name), centred=True)
     outputs = [
-        _Watched(str(value.name), finite_only=value in behind)
+        _Watched(str(value.name), finite_only=value in behind, least=least_size(value))
         for value in base.graph.outputs
         if value.producer() is not None
     ]
@@ -346,7 +348,7 @@ class OutputErrorMeter:
 
     def _errors(self, model: ir.Model, samples: Sequence[Feeds]) -> Iterator[Callable[[], float]]:
         """After each sample, what gives the error so far."""
-        sums: list[Accumulator] = [Accumulator() for _ in self._reference.graph.outputs]
+        sums = [Accumulator(least=least_size(output)) for output in self._reference.graph.outputs]
         expected = self._expected(samples)
         with OrtSession(model, keep_qdq=True) as session:
             for feeds, reference in zip(samples, expected, strict=False):
@@ -388,7 +390,7 @@ def _without_mean(array: np.ndarray, axis: int) -> np.ndarray:
 def _noise(total: Accumulator) -> float:
     if total.nonfinite or total.differs:
         return math.inf
-    return total.noise / total.signal if total.signal else 0.0
+    return total.noise / total.size if total.size else 0.0
 
 
 SMALLEST_SAMPLES = 16

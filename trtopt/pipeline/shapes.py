@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from trtopt.config import BuildConfig, ShapeMap
-from trtopt.engine.buckets import Shapes, choose, read_histogram
+from trtopt.engine.buckets import Shapes, choose, filled, read_histogram
 from trtopt.errors import InvalidModelError, UsageError
 from trtopt.graph.artifact import InputSpec, ModelArtifact
 from trtopt.graph.shapes import static_shapes
@@ -63,7 +63,7 @@ def sample_shapes(config: BuildConfig, inputs: Sequence[InputSpec]) -> ShapeMap:
         UsageError: The histogram does not fit the model.
     """
     if config.shape_histogram is not None:
-        return dict(_histogram(config.shape_histogram, inputs).most_common(1)[0][0])
+        return dict(filled(_histogram(config.shape_histogram, inputs)).most_common(1)[0][0])
     return (config.opt_shapes or config.max_shapes or ({},))[0]
 
 

@@ -219,7 +219,11 @@ def _compared(
         advance=lambda: clock.listen(Event("advance", task)),
         varying=sizes_vary(job.reference),
         enough=samples.are_enough,
-        sums=sums_of(job.tolerances, {str(state.output.name) for state in find_states(job.reference)}),
+        sums=sums_of(
+            job.tolerances,
+            {str(state.output.name) for state in find_states(job.reference)},
+            job.reference.graph.outputs,
+        ),
     )
 
 
@@ -302,6 +306,11 @@ def _notes(job: Verification, ran: _Counted, outputs: Mapping[str, OutputAccurac
             notes.append(
                 f"{name}: {found.ties} tokens whose two best scores differ by less than 1 % of their range do "
                 "not count in its agreement"
+            )
+        if found.held_against is not None:
+            notes.append(
+                f"{name}: probabilities below {found.held_against:g}, which show little of it; its error is held "
+                "against that"
             )
     return tuple(notes)
 

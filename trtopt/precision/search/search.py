@@ -67,7 +67,7 @@ class Trials:
     budget: Budget
     oracle: Oracle
     tried: dict[Mix, Tried] = field(default_factory=dict)
-    ranked: dict[Mix, dict[str, float]] = field(default_factory=dict)
+    ranked: dict[Mix, Mapping[str, float]] = field(default_factory=dict)
     won: dict[str, Form | None] = field(default_factory=dict)
     stopped_early: bool = False
     aim: float = field(init=False)

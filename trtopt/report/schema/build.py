@@ -141,6 +141,8 @@ class OutputAccuracy:
         tolerance: Values beyond a tolerance; None where none was given.
         ties: Of a network with states, samples and positions whose two best FP32 scores differ by less than 1 % of
             their range.
+        held_against: The root mean square that the error is held against in ``sqnr_db``, where the output's own is
+            smaller: 0.01 of probabilities that a Sigmoid gives; None elsewhere.
     """
 
     sqnr_db: float
@@ -151,6 +153,7 @@ class OutputAccuracy:
     shapes_differ: int = 0
     tolerance: ToleranceRecord | None = None
     ties: int = 0
+    held_against: float | None = None
 
 
 @dataclass(frozen=True)
