@@ -75,13 +75,13 @@ def test_tokens_that_are_as_good_as_each_other_are_no_answers_of_a_decoder() -> 
 
 def test_the_error_of_probabilities_is_held_against_one_that_somebody_would_act_on() -> None:
     text = "g (float[N,S] x) => (float[N,S] y) { a = Constant<value_float = %s>() s = Mul(x, a) y = Sigmoid(s) }"
-    feeds = [{"x": np.full((1, 8), -20, np.float32)}, {"x": np.full((1, 8), -30, np.float32)}]
+    feeds = [{"x": np.full((1, 8), -12, np.float32)}, {"x": np.full((1, 8), -14, np.float32)}]
     first = model(text % "1.0")
     with OrtSession(first) as one, OrtSession(model(text % "2.0")) as other:
         plain = compare(one, other, feeds)["y"]
         found = compare(one, other, feeds, sums=sums_of(None, outputs=first.graph.outputs))["y"]
     assert plain.sqnr_db < 1 and plain.held_against is None
-    assert found.sqnr_db > 100 and found.held_against == 0.01
+    assert found.sqnr_db > 60 and found.held_against == 0.01
 
 
 def test_equal_outputs_have_infinite_sqnr() -> None:
