@@ -228,15 +228,16 @@ def parse_dynamic(text: str) -> DynamicAxis:
             "--dynamic: not understood", where=text, remedy="NAME:AXIS=SYMBOL[:MIN..MAX], e.g. image:0=batch:1..16"
         )
     low, high = (int(match[key]) if match[key] else None for key in ("low", "high"))
-    if low is not None and high is not None and not 1 <= low < high:
-        raise UsageError("--dynamic: the bounds are no range", where=text, remedy="give 1 <= MIN < MAX")
+    least = 0 if int(match["axis"]) else 1  # a cache may be empty, a batch not
+    if low is not None and high is not None and not least <= low < high:
+        raise UsageError("--dynamic: the bounds are no range", where=text, remedy=f"give {least} <= MIN < MAX")
     return DynamicAxis(match["name"], int(match["axis"]), match["symbol"], low, high)
 
 
 def bounds_of(dynamic: Sequence[str]) -> dict[tuple[str, int], tuple[int, int]]:
     """The smallest and the largest size by input and axis, of the axes of ``--dynamic`` that have bounds."""
     axes = map(parse_dynamic, dynamic)
-    return {(item.name, item.axis): (item.low, item.high) for item in axes if item.low and item.high}
+    return {(a.name, a.axis): (a.low, a.high) for a in axes if a.low is not None and a.high is not None}
 
 
 def parse_input(text: str) -> tuple[str, Any]:
