@@ -16,9 +16,7 @@ _Rule = Callable[[Writer], None]
 
 _MICROSOFT = "com.microsoft"
 _TENSORRT = "trt"
-_QUANTIZERS = {
-    prefix + name: name for name in ("QuantizeLinear", "DequantizeLinear") for prefix in ("", "TRT_FP8")
-}
+_QUANTIZERS = {prefix + name: name for name in ("QuantizeLinear", "DequantizeLinear") for prefix in ("", "TRT_FP8")}
 """What Model Optimizer writes in TensorRT's domain, and what it is in ONNX."""
 _BYTE = 8
 
