@@ -228,6 +228,16 @@ _ROW_CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+def compiled() -> Iterator[Case]:
+    """The same rows by torch.compile: one kernel each, which holds a row of up to 1024 elements."""
+    for op, count, length in itertools.product(
+        ("layer_norm", "rms_norm", "softmax"), (1576, 16384), (197, 384, 768, 1024, 2048, 4096, 8192)
+    ):
+        run = torch.compile(_ROW_CALLS[op], dynamic=False)
+        sizes = {"count": count, "length": length}
+        yield Case("rows", f"{op} compiled", "fp16", sizes, _simple(run, (count, length), "fp16"))
+
+
 def _simple(run: Callable[[torch.Tensor], Any], shape: Sequence[int], dtype: str) -> Callable[[int], list[Call]]:
     def make(sets: int) -> list[Call]:
         x = random(*shape, dtype=dtype)
@@ -351,8 +361,9 @@ def kinds(seed: int) -> list[Kind]:
         Kind("pair", 0.05, list(pairs())),
         Kind("gemm", 0.22, list(products())),
         Kind("conv", 0.2, list(convolutions())),
-        Kind("attention", 0.25, list(attentions())),
+        Kind("attention", 0.19, list(attentions())),
         Kind("rows", 0.12, list(rows())),
+        Kind("compiled", 0.06, list(compiled())),
         Kind("memory", 0.06, list(streams())),
         Kind("layout", 0.07, list(layouts())),
     ]
@@ -432,6 +443,7 @@ def main() -> None:
         _dry(args.seed)
         return
     torch.backends.cudnn.benchmark = True
+    torch._dynamo.config.recompile_limit = 64  # a shape each
     SparseSemiStructuredTensor._FORCE_CUTLASS = False
     failures: dict[str, int] = {}
     with args.out.open("w", newline="") as file:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attention_data import attention
 from data import Dataset, Sample, product
-from norms_data import layer_norm, row_work, softmax
+from norms_data import layer_norm, looped, row_work, softmax
 
 from trtopt.hardware.spec import find_gpu
 from trtopt.profiling.engine_layers import convolution
@@ -33,15 +33,13 @@ def measured(table: str, kind: str, ops: tuple[str, ...] = (), dtypes: tuple[str
     Args:
         table: Of :data:`GPUS`.
         kind: As the table names it.
-        ops: The operators, or all; those of attention by their first word.
+        ops: The operators, or all.
         dtypes: The types, or all.
     """
     samples = [
         _sample(row)
         for row in _rows_of(table)
-        if row["kind"] == kind
-        and (not ops or row["op"] in ops or row["op"].split()[0] in ops)
-        and (not dtypes or row["dtype"] in dtypes)
+        if row["kind"] == kind and (not ops or row["op"] in ops) and (not dtypes or row["dtype"] in dtypes)
     ]
     return Dataset(f"{table} {kind}", find_gpu(GPUS[table]), tuple(samples))
 
@@ -103,6 +101,8 @@ def _attention(op: str, dtype: Precision, s: Sizes) -> Work:
 
 def _rows(op: str, dtype: Precision, s: Sizes) -> Work:
     count, length = s["count"], s["length"]
+    if op.endswith("compiled"):
+        return row_work(count, length, dtype, looped(length), "softmax" if op.startswith("softmax") else "ln")
     if op == "softmax":
         return row_work(count, length, dtype, softmax(length), "softmax")
     if op == "sum":

@@ -6,7 +6,7 @@ python benchmarks/predictor/measured_rows.py      prints the table and writes it
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from fitting import Array, Measured, score
@@ -19,13 +19,17 @@ from trtopt.roofline.intervals import interval_of, kind_of
 
 @dataclass(frozen=True)
 class Part:
-    """Some kernels of the table: how they are called, their kind, operators and types as in :func:`measured`."""
+    """Some kernels of the table: how they are called, their kind, operators and types as in :func:`measured`, and the
+    longest row."""
 
     name: str
     kind: str
     ops: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
+    longest: int = 2**31
 
+
+COMPILED = ("layer_norm compiled", "rms_norm compiled", "softmax compiled")
 
 PARTS = (
     Part("products, BF16 and FP16 (cuBLAS)", "gemm", ("matmul",), ("bf16", "fp16")),
@@ -39,6 +43,8 @@ PARTS = (
     Part("attention, causal (cuDNN)", "attention", ("causal cudnn",)),
     Part("attention, one query (cuDNN)", "attention", ("step cudnn",)),
     Part("attention (FlashAttention-2 of PyTorch)", "attention", ("encoder flash", "causal flash", "step flash")),
+    Part("norms and softmax of up to 1024 (torch.compile)", "rows", COMPILED, longest=1024),
+    Part("norms and softmax of any length (torch.compile)", "rows", COMPILED),
     Part("layer norm (PyTorch)", "rows", ("layer_norm",)),
     Part("RMS norm (PyTorch)", "rows", ("rms_norm",)),
     Part("softmax (PyTorch)", "rows", ("softmax",)),
@@ -47,13 +53,15 @@ PARTS = (
     Part("element-wise: add, ReLU, SiLU, GELU (PyTorch)", "memory", ("add", "relu", "silu", "gelu")),
     Part("casts and copies (PyTorch)", "memory", ("cast", "copy")),
     Part("heads transposed (PyTorch)", "layout", ("heads",)),
-    Part("channels last, matrices transposed (PyTorch)", "layout", ("channels", "transpose")),
+    Part("channels last, matrices transposed (PyTorch)", "layout", ("channels last", "transpose")),
 )
 
 
 def predictions(part: Part, table: str = "h200") -> tuple[Measured, Array]:
     """The kernels of a part, and their predicted times in microseconds, [kernels]."""
-    found = Measured.of(measured(table, part.kind, part.ops, part.dtypes))
+    whole = measured(table, part.kind, part.ops, part.dtypes)
+    kept = [each for each in whole.samples if each.work.rows is None or each.work.rows.length <= part.longest]
+    found = Measured.of(replace(whole, samples=tuple(kept)))
     return found, found.predict(constants_for(found.dataset.gpu))
 
 
