@@ -462,7 +462,7 @@ class _Counter:
         nodes = [self.nodes[name] for name in self.claims.touched[index]]
         entries = [node.inputs[1] for node in nodes if is_op(node, "TensorScatter")]
         placed = in_place(kernel) if entries else frozenset()
-        new = sum(math.prod(self.shapes.get(str(v.name), ())) * v.dtype.itemsize for v in entries if v and v.dtype)
+        new = sum(math.prod(self.shapes.get(str(v.name), ())) * v.dtype.bitwidth // 8 for v in entries if v and v.dtype)
         tables = self._gathered(index)
         constants = {item.name: item for item in kernel.constants}
         weights = _read_bytes(constants.values(), tables)
