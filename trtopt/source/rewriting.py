@@ -87,11 +87,11 @@ def _take_quantizers(proto: onnx.ModelProto) -> None:
         if node.op_type == "QuantizeLinear":
             outputs.update(node.output)
             node.input.extend([zero][len(node.input) - 2 :])
-    if any(zero in node.input for node in graph.node):
+    if outputs and any(zero in node.input for node in graph.node):
         graph.initializer.append(onnx.TensorProto(name=zero, data_type=onnx.TensorProto.FLOAT8E4M3FN, raw_data=b"\0"))
-    typed = [value for value in graph.value_info if value.name not in outputs]  # bytes, it says of E4M3
-    del graph.value_info[:]
-    graph.value_info.extend(typed)
+    for index in reversed(range(len(graph.value_info) if outputs else 0)):
+        if graph.value_info[index].name in outputs:
+            del graph.value_info[index]  # it says bytes of E4M3
 
 
 def _open_negative_dimensions(proto: onnx.ModelProto) -> None:
