@@ -192,6 +192,16 @@ def test_folders_named_by_numbers_are_indices(tmp_path: Path) -> None:
     for name in ("007/a.png", "12/b.png"):
         save(tmp_path / name)
     assert np.array_equal(opened(tmp_path).labels, [7, 12])
+    (tmp_path / "classes.txt").write_text("shoe\nhat\n")
+    assert np.array_equal(opened(tmp_path).labels, [7, 12])
+    (tmp_path / "classes.txt").write_text("12\n007\n")
+    assert np.array_equal(opened(tmp_path).labels, [1, 0])
+
+
+def test_the_parts_of_a_data_set_are_no_classes(tmp_path: Path) -> None:
+    for name in ("train/cat/a.png", "Val/dog/b.png"):
+        save(tmp_path / name)
+    assert opened(tmp_path).labels is None
 
 
 @pytest.mark.parametrize(
@@ -202,6 +212,10 @@ def test_folders_named_by_numbers_are_indices(tmp_path: Path) -> None:
         ("label;image\n3;x/a.png\n1;y/b.png\n", [3, 1]),
         ("file,value\na,0.5\nb,1\n", [0.5, 1.0]),
         ("file,class\na.png,dog\nb.png,cat\n", [1, 0]),
+        ("breed,id\ndog,a\ncat,b\n", [1, 0]),
+        ("3,a.png\n1,b.png\n", [3, 1]),
+        (",species,target,photo\n0,x,3,C:\\val\\a.png\n1,y,1,b.png\n", [3, 1]),
+        ("file,class\na.png,dog\nb.png,cat\na.png,dog\nb.png,\n", [1, 0]),
     ],
 )
 def test_a_table_says_the_label(tmp_path: Path, text: str, expected: list[float]) -> None:
@@ -239,6 +253,22 @@ def test_boxes_of_coco_and_yolo_are_placed_in_the_input(tmp_path: Path) -> None:
     (tmp_path / "labels/a.txt").write_text("1 0.5 0.5 0.5 0.5\n2 0 0 0.5 0 0.5 0.25\n")
     found = labels_of(opened(tmp_path, spec, preprocess="resize=32x32"))
     assert placed.boxes(found, 0).tolist() == [[1, 8, 8, 24, 24, 0], [2, 0, 0, 16, 8, 0]]
+
+
+@pytest.mark.parametrize("points", [1, 2, 4, 17])
+def test_keypoints_behind_a_box_are_passed_over(tmp_path: Path, points: int) -> None:
+    save(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text("0 0.5 0.5 0.5 0.5" + " 0.1 0.9 2" * points + "\n")
+    assert np.asarray(labels_of(opened(tmp_path)).values[0]).tolist() == [[0, 0.25, 0.25, 0.75, 0.75, 0]]
+
+
+def test_a_picture_that_coco_lists_twice_has_the_boxes_of_both(tmp_path: Path) -> None:
+    save(tmp_path / "a.png")
+    twice = coco()
+    twice["images"].append({**twice["images"][0], "id": 6, "file_name": "val\\a.png"})
+    twice["annotations"].append({**twice["annotations"][0], "image_id": 6})
+    (tmp_path / "instances.json").write_text(json.dumps(twice))
+    assert len(np.asarray(labels_of(opened(tmp_path)).values[0])) == 2
 
 
 def test_yolo_s_two_folders_are_known(tmp_path: Path) -> None:
@@ -316,7 +346,12 @@ BAD_LABELS = [
     ("labels.csv", "file,class\nb.png,1\n"),
     ("labels.csv", 'file,class\n"a.png,1\n'),
     ("labels.csv", "file,class\na.png\n"),
+    ("labels.csv", "file,class\na.png,\n"),
+    ("labels.csv", "file,class\na.png,cat\na.png,dog\n"),
+    ("labels.csv", "file,cat,dog\na.png,0,1\n"),
     ("a.txt", "0 0.5 0.5 1\n"),
+    ("a.txt", "0 0.5 0.5 1 1 0.9\n"),
+    ("a.txt", "0 0.5 0.5 1 1 0.2 0.2 0.7\n"),
     ("a.txt", "person 0.5 0.5 1 1\n"),
     ("a.txt", "0 nan 0.5 1 1\n"),
     ("a.txt", "0 0.5 0.5 -1 1\n"),

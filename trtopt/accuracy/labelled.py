@@ -101,7 +101,8 @@ def _classes(
         raise UsageError(
             f"--metric {name}: the labels go from {low:g} to {high:g}, and there are {classes} classes",
             where=LABELS,
-            remedy="class indices start at 0; give the ones the model's outputs stand for",
+            remedy="class indices start at 0; give the ones the model's outputs stand for; of sub-folders with other "
+            "numbers in a classes.txt beside them, in order",
         )
     return wanted, predicted
 
