@@ -155,6 +155,12 @@ def ssd_without_its_end() -> list[np.ndarray]:
     return [nothing, placed(TRUTH[..., 1:]) / SIZE]
 
 
+def yolov8_turned() -> list[np.ndarray]:
+    """Boxes and classes as rows, and twice."""
+    boxes, scores = yolo_nas()
+    return [np.concatenate([middle(boxes), scores], axis=-1)]
+
+
 def detr() -> list[np.ndarray]:
     logits = scored(-9, 9, CLASSES + 1)
     logits[:, 5:, -1] = 9
@@ -194,6 +200,7 @@ def labels(monkeypatch: pytest.MonkeyPatch) -> Labels:
         (yolox, "yolox", "cxcywh", "pixels", "index"),
         (yolo_nas, "rtdetr", "xyxy", "pixels", "index"),
         (pp_yoloe, "rtdetr", "xyxy", "pixels", "index"),
+        (yolov8_turned, "rtdetr", "cxcywh", "pixels", "index"),
         (ssd_without_its_end, "rtdetr", "xyxy", "shares", "one"),
         (scores_as_fifth, "ssd", "xyxy", "pixels", "index"),
         (ssd_of_tensorflow, "ssd", "yxyx", "shares", "one"),
@@ -217,19 +224,30 @@ def test_the_form_is_the_one_whose_boxes_agree_with_the_labels(
     assert said.form == form and silence == ""
 
 
+def with_more(head: str, more: np.ndarray) -> Fixed:
+    """A YOLO whose boxes have 32 values more behind their scores, such as of a mask."""
+    (output,) = yolov8() if head == "yolov8" else yolov5()
+    rows = more if head == "yolov5" else more.transpose(0, 2, 1)
+    return Fixed([np.concatenate([output, rows], axis=2 if head == "yolov5" else 1)])
+
+
 @pytest.mark.parametrize("head", ["yolov8", "yolov5"])
 def test_masks_and_keypoints_behind_the_scores_are_none_of_them(labels: Labels, head: str) -> None:
     """As of YOLO v8's and v5's networks for segmentation and poses: the labels name the classes."""
-    axis = 1 if head == "yolov8" else 2
-    (output,) = yolov8() if head == "yolov8" else yolov5()
-    shape = list(output.shape)
-    shape[axis] = 32
-    more = [np.concatenate([output, np.random.default_rng(0).normal(0, 9, shape)], axis=axis)]
+    network = with_more(head, np.random.default_rng(0).normal(0, 9, (2, BOXES, 32)))
     named = replace(labels, classes=("a", "b", "c", "d", "e", "f"))
-    measure, note = fitted("map50", None, Fixed(more), [FEEDS], named)
+    measure, note = fitted("map50", None, network, [FEEDS], named)
     assert measure.form.head == head and measure.form.count == CLASSES and "count=6" in note
-    assert measure(Fixed(more), [FEEDS], named) == pytest.approx(1.0)
-    assert fitted("map50", f"{head},count=6", Fixed(more), [FEEDS], named)[0].form == measure.form
+    assert measure(network, [FEEDS], named) == pytest.approx(1.0)
+    assert fitted("map50", f"{head},count=6", network, [FEEDS], named)[0].form == measure.form
+
+
+def test_labels_without_names_have_the_classes_that_occur_where_that_is_better(labels: Labels) -> None:
+    masks = with_more("yolov8", np.random.default_rng(0).normal(0, 9, (2, BOXES, 32)))
+    measure, _ = fitted("map50", None, masks, [FEEDS], labels)
+    assert measure.form.count == CLASSES and measure(masks, [FEEDS], labels) == pytest.approx(1.0)
+    others = with_more("yolov8", np.full((2, BOXES, 32), 0.002))
+    assert fitted("map50", None, others, [FEEDS], labels)[0].form.count is None
 
 
 def test_classes_of_floats_are_told_from_scores() -> None:

@@ -32,13 +32,13 @@ Raw = tuple[np.ndarray, np.ndarray, np.ndarray]
 def forms_of(outputs: Sequence[np.ndarray], size: Size, count: int = 0) -> Iterator[BoxForm]:
     """The forms that outputs of such shapes may have, the most common first.
 
-    Indices that NonMaxSuppression selected leave no other. Edges in two outputs are those of networks that leave
-    overlaps to the caller (YOLO-NAS, SSD without its end), other than RT-DETR.
+    Indices that NonMaxSuppression selected leave no other. Edges and pixels are those of networks that leave overlaps
+    to the caller (YOLO-NAS, SSD without its end, YOLO v8 turned), other than RT-DETR.
 
     Args:
         outputs: Of the network, in graph order.
         size: Height and width of its input, in pixels.
-        count: How many classes the labels name; 0 where they name none.
+        count: How many classes the labels have.
     """
     every = itertools.product(("cxcywh", "xyxy"), ("pixels", "shares"), ("index", "id", "one"))
     ways: list[tuple[Corners, Unit, Classes]] = list(every)  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ def forms_of(outputs: Sequence[np.ndarray], size: Size, count: int = 0) -> Itera
             continue
         stock = (form.corners, form.unit)
         for corners, unit, classes in sorted(ways, key=lambda way: (way[2] != "index", way[:2] != stock)):
-            iou = OVERLAP if form.head == "rtdetr" and corners == "xyxy" else form.iou
+            iou = OVERLAP if form.head == "rtdetr" and (corners, unit) != stock else form.iou
             yield replace(form, corners=corners, unit=unit, classes=classes, iou=iou)
         if form.head in ("ssd", "nms"):
             for unit, classes in itertools.product(get_args(Unit), get_args(Classes)):

@@ -66,7 +66,8 @@ def fitted(
     """A metric of boxes, and in one line what was found of their form.
 
     Without ``--boxes`` the form is, of those that the outputs' shapes allow, the one whose boxes agree best with the
-    labels on the first pictures.
+    labels on the first pictures. That only as many values are scores as the labels have classes, where these are not
+    named, has to be better by :data:`LEAST`.
 
     Args:
         name: ``map50``, ``map`` or ``recall``.
@@ -91,7 +92,7 @@ def fitted(
     wanted = _wanted(name, labels, len(runs))
     tried = []
     named = len(labels.classes) if isinstance(labels, PictureLabels) else 0
-    for form in forms_of(*runs[0][:2], named):
+    for form in forms_of(*runs[0][:2], named or _highest(labels) + 1):
         boxes = [read_boxes(form, outputs, size, row) for outputs, size, row in runs]
         tried.append((coco("map", [_mapped(item, labels, form) for item in boxes], wanted), form))
     named_outputs = zip(reference.output_names, runs[0][0], strict=True)
@@ -102,7 +103,7 @@ def fitted(
             where=f"outputs: {shapes}",
             remedy="give a metric of your own: FILE.py:FUNCTION",
         )
-    best, form = max(tried, key=lambda item: item[0])
+    best, form = max(tried, key=lambda item: item[0] - (LEAST if item[1].count and not named else 0))
     if best < LEAST:
         raise UsageError(
             f"--metric {name}: the boxes agree with the labels in no form, mAP {best:.3f} at best"
@@ -121,6 +122,12 @@ def are_boxes(labels: Labels) -> bool:
     if isinstance(labels, PictureLabels):
         return labels.kind == "boxes"
     return labels.ndim == 3 and labels.shape[-1] in (5, 6)
+
+
+def _highest(labels: Labels) -> int:
+    """The highest class that any picture has; -1 where none has a box."""
+    rows = labels.values if isinstance(labels, PictureLabels) else labels.reshape(-1, *labels.shape[-2:])
+    return max((int(np.asarray(row)[:, 0].max(initial=-1)) for row in rows), default=-1)
 
 
 def _input_of(feeds: Feeds) -> tuple[tuple[int, int], int]:
