@@ -262,6 +262,18 @@ def test_keypoints_behind_a_box_are_passed_over(tmp_path: Path, points: int) -> 
     assert np.asarray(labels_of(opened(tmp_path)).values[0]).tolist() == [[0, 0.25, 0.25, 0.75, 0.75, 0]]
 
 
+def test_boxes_that_do_not_heed_how_a_picture_is_turned_are_refused(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[274] = 6
+    save(tmp_path / "a.png", np.zeros((8, 16, 3), np.uint8), exif=exif)
+    (tmp_path / "instances.json").write_text(json.dumps(coco()))
+    with pytest.raises(UsageError, match="8x16 as it is seen, and 16x8 by its labels") as caught:
+        placed.boxes(labels_of(opened(tmp_path)), 0)
+    assert "EXIF" in caught.value.remedy
+    (tmp_path / "instances.json").write_text(json.dumps(coco(8, 16)))
+    assert len(placed.boxes(labels_of(opened(tmp_path)), 0)) == 1
+
+
 def test_a_picture_that_coco_lists_twice_has_the_boxes_of_both(tmp_path: Path) -> None:
     save(tmp_path / "a.png")
     twice = coco()

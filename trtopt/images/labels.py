@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -53,6 +53,7 @@ class Labels:
         classes: What the indices stand for, where names say it: sub-folders, names in a CSV, COCO's categories.
         ids: Of COCO's categories, in their order; a network may give these in place of indices.
         where: Where the labels are.
+        sizes: Height and width of each picture by COCO's file; empty where nothing says them.
         how: What is done to the pictures, once it is known: boxes, masks and targets go with it
             (:mod:`trtopt.images.placed`).
     """
@@ -63,6 +64,7 @@ class Labels:
     where: str
     classes: tuple[str, ...] = ()
     ids: tuple[int, ...] = ()
+    sizes: tuple[tuple[float, float], ...] = ()
     how: Preprocess | None = None
 
     def __len__(self) -> int:
@@ -70,7 +72,13 @@ class Labels:
 
     def __getitem__(self, part: slice) -> Labels:
         """Those of some of the pictures."""
-        return replace(self, files=self.files[part], values=self.values[part])
+        return self.of(range(len(self))[part])
+
+    def of(self, chosen: Sequence[int]) -> Labels:
+        """Those of the pictures at the places ``chosen``."""
+        values: Any = [self.values[index] for index in chosen]
+        sizes = tuple(self.sizes[index] for index in chosen) if self.sizes else ()
+        return replace(self, files=tuple(self.files[index] for index in chosen), values=values, sizes=sizes)
 
 
 def read_labels(folder: Path, files: Sequence[Path], given: Path | None) -> Labels | None:
@@ -327,17 +335,20 @@ def _coco(folder: Path, files: Sequence[Path], content: bytes, where: str) -> La
         rows[item.image_id].append((classes[item.category_id], *box, float(item.iscrowd != 0)))
     named = _named(folder, files)
     by_file: dict[Path, list[tuple[float, ...]]] = {}
+    by_size: dict[Path, tuple[float, float]] = {}
     for image in data.images:
         file = _found(named, image.file_name)
         if file is not None:
             by_file.setdefault(file, []).extend(rows[image.id])
+            by_size[file] = (image.height, image.width)
     if not by_file:
         raise _wrong(
             "None of the labels is of a picture in the folder", where, "give the folder that the file_name are in"
         )
     chosen = tuple(file for file in files if file in by_file)
     names, ids = tuple(name for _, name in categories), tuple(identity for identity, _ in categories)
-    return Labels("boxes", chosen, [_boxes(by_file[file], where) for file in chosen], where, names, ids)
+    boxes, shapes = [_boxes(by_file[file], where) for file in chosen], tuple(by_size[file] for file in chosen)
+    return Labels("boxes", chosen, boxes, where, names, ids, shapes)
 
 
 def _beside(file: Path) -> Path | None:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -139,7 +138,7 @@ def open_pictures(
         if len(kept) < len(files):
             bad = f"{len(files) - len(kept)} of {len(files)} pictures cannot be decoded"
             notes.append(f"{bad} and are left out")
-        labels = None if labels is None else _only(labels, kept)
+        labels = None if labels is None else labels.of(kept)
         files = [files[index] for index in kept]
     rows = spec.shape[0] if isinstance(spec.shape[0], int) else 1
     if len(files) % rows:
@@ -149,7 +148,7 @@ def open_pictures(
         what = f"{bad}, and fewer are left" if bad else "There are fewer pictures"
         raise UsageError(f"{what} than the {rows} of a batch", where=str(folder), remedy="give more")
     batches = [tuple(files[index * rows : (index + 1) * rows]) for index in range(count)]
-    found = None if labels is None else _placed(_only(labels, range(count * rows)), how, rows)
+    found = None if labels is None else _placed(labels[: count * rows], how, rows)
     samples = PictureSamples(batches, spec, how, found, where=str(folder), sha256=_hash(folder, files, labels, how))
     samples.is_guessed, samples.notes = said is None, tuple(notes)
     return samples
@@ -209,11 +208,6 @@ def _decodable(files: Sequence[Path]) -> list[int]:
             continue
         kept.append(index)
     return kept
-
-
-def _only(labels: Labels, kept: Sequence[int]) -> Labels:
-    values: Any = [labels.values[index] for index in kept]
-    return replace(labels, files=tuple(labels.files[index] for index in kept), values=values)
 
 
 def _placed(labels: Labels, how: Preprocess, rows: int) -> np.ndarray | Labels:
