@@ -224,6 +224,18 @@ def test_the_form_is_the_one_whose_boxes_agree_with_the_labels(
     assert said.form == form and silence == ""
 
 
+@pytest.mark.parametrize("make", [yolov5, ssd, yolov8_turned])
+def test_forms_are_told_apart_where_the_first_pictures_show_nothing(
+    labels: Labels, make: Callable[[], list[np.ndarray]]
+) -> None:
+    """Every form is as good on eight pictures without a box; those behind them tell."""
+    first, nothing = fitted("map50", None, Fixed(make()), [FEEDS], labels)[0], np.zeros((0, 6), np.float32)
+    values: list[np.ndarray] = [nothing] * 10 + [np.asarray(value) for value in labels.values]
+    later = replace(labels, files=labels.files * 6, values=values)
+    measure, note = fitted("map50", None, Fixed(make()), [FEEDS] * 6, later)
+    assert measure.form == first.form and "on 12 labelled pictures" in note
+
+
 def with_more(head: str, more: np.ndarray) -> Fixed:
     """A YOLO whose boxes have 32 values more behind their scores, such as of a mask."""
     (output,) = yolov8() if head == "yolov8" else yolov5()

@@ -115,14 +115,17 @@ def _apart(found: np.ndarray, most: float) -> np.ndarray:
     ``most``: :data:`MOST_DETECTIONS` of them, whatever comes behind."""
     kept: list[int] = []
     sides = np.maximum(found[:, 2:4] - found[:, :2], 0)
-    areas, left = sides[:, 0] * sides[:, 1], np.arange(len(found))
+    areas, labels, left = sides[:, 0] * sides[:, 1], found[:, 5].copy(), np.arange(len(found))
     while len(left) and len(kept) < MOST_DETECTIONS:
         first, left = left[0], left[1:]
         kept.append(int(first))
-        low = np.maximum(found[first, :2], found[left, :2])
-        shared = np.maximum(np.minimum(found[first, 2:4], found[left, 2:4]) - low, 0).prod(axis=1)
-        is_apart = shared <= most * (areas[first] + areas[left] - shared)
-        left = left[is_apart | (found[left, 5] != found[first, 5])]
+        is_covered = labels[left] == labels[first]
+        same = left[is_covered]
+        low = np.maximum(found[first, :2], found[same, :2])
+        inner = np.maximum(np.minimum(found[first, 2:4], found[same, 2:4]) - low, 0)
+        shared = inner[:, 0] * inner[:, 1]
+        is_covered[is_covered] = ~(shared <= most * (areas[first] + areas[same] - shared))
+        left = left[~is_covered]
     return found[kept]
 
 
