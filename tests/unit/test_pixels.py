@@ -89,6 +89,19 @@ def test_gray_pictures(tmp_path: Path) -> None:
     assert left.color == "gray"
 
 
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_the_size_asked_for_is_that_of_the_pixels(layout: str, tmp_path: Path) -> None:
+    pillow = pytest.importorskip("PIL.Image", reason="pictures are read by Pillow: pip install 'trtopt[images]'")
+    before = artifact(tmp_path, layout=layout)
+    assert said("yolo", before.inputs, (1, 16, 24, 3)).size == (16, 24)
+    options: dict[str, Any] = {"preprocess_in_engine": True, "opt_shapes": [{"x": (1, 16, 24, 3)}], "recipes": "none"}
+    (tmp_path / "pictures").mkdir()
+    pillow.fromarray(np.zeros((9, 9, 3), np.uint8)).save(tmp_path / "pictures/a.png")
+    for more in ({"preprocess": "yolo"}, {"calib": tmp_path / "pictures"}):
+        trtopt.optimize(tmp_path / "m.onnx", output=str(tmp_path / "o.onnx"), gpu="L4", **options, **more)
+        assert load(tmp_path / "o.onnx").inputs[0].shape == (1, 16, 24, 3)
+
+
 def test_what_is_left_to_the_caller_is_said(tmp_path: Path) -> None:
     before = artifact(tmp_path)
     after, _ = in_model(before, said("imagenet,resize=14,crop=12", before.inputs))

@@ -14,6 +14,7 @@ from trtopt.graph import edit
 from trtopt.graph.artifact import InputSpec, ModelArtifact
 from trtopt.images.parse import parse_preprocess, picture_axes
 from trtopt.images.preprocess import Preprocess
+from trtopt.precision.observe.pictures import sized
 from trtopt.report.schema.steps import StepRecord
 
 _WHERE = "--preprocess-in-engine"
@@ -46,13 +47,25 @@ def picture_input(inputs: Sequence[InputSpec]) -> InputSpec:
     )
 
 
-def said(text: str, inputs: Sequence[InputSpec]) -> Preprocess:
+def shape_before(spec: InputSpec, pixels: Sequence[int]) -> tuple[int, ...]:
+    """The shape of an input that takes pictures, by that of the pixels ``[N, H, W, C]`` that will take its place."""
+    turned = len(pixels) == 4 and picture_axes(spec)[0] == "nchw"
+    return (pixels[0], pixels[3], pixels[1], pixels[2]) if turned else tuple(pixels)
+
+
+def said(text: str, inputs: Sequence[InputSpec], pixels: Sequence[int] = ()) -> Preprocess:
     """What ``--preprocess`` says of the input that takes pictures.
+
+    Args:
+        text: The value of ``--preprocess``.
+        inputs: Of the model as loaded.
+        pixels: The shape ``[N, H, W, C]`` that is asked for, in whose sizes pictures are where nothing else says one.
 
     Raises:
         UsageError: It does not fit the input; or it is a function, which no engine runs.
     """
-    how = parse_preprocess(text, picture_input(inputs))
+    spec = picture_input(inputs)
+    how = parse_preprocess(text, spec, sized(spec, {spec.name: shape_before(spec, pixels)}))
     if how.function:
         raise UsageError(
             "A Python function cannot be put into an engine",

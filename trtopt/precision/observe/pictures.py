@@ -130,7 +130,7 @@ def open_pictures(
         notes += _about(labels, len(files))
         files = labels.files
     said = options.preprocess
-    best = _sized(spec, options.shapes)
+    best = sized(spec, options.shapes)
     how = said if isinstance(said, Preprocess) else parse_preprocess(said or guessed(best, labels), spec, best)
     bad = ""
     if options.skip_bad:
@@ -154,7 +154,7 @@ def open_pictures(
     return samples
 
 
-def _sized(spec: InputSpec, shapes: Mapping[str, tuple[int, ...]]) -> InputSpec:
+def sized(spec: InputSpec, shapes: Mapping[str, tuple[int, ...]]) -> InputSpec:
     """An input with the sizes that are asked for in place of dynamic ones."""
     given = shapes.get(spec.name, ())
     if len(given) != len(spec.shape):
