@@ -262,6 +262,21 @@ def test_keypoints_behind_a_box_are_passed_over(tmp_path: Path, points: int) -> 
     assert np.asarray(labels_of(opened(tmp_path)).values[0]).tolist() == [[0, 0.25, 0.25, 0.75, 0.75, 0]]
 
 
+def test_what_coco_s_categories_are_kinds_of_is_no_class(tmp_path: Path) -> None:
+    save(tmp_path / "a.png")
+    pets: list[dict[str, Any]] = [
+        {"id": 0, "name": "pets", "supercategory": "none"},
+        {"id": 1, "name": "cat", "supercategory": "pets"},
+        {"id": 3, "name": "dog", "supercategory": "pets"},
+    ]
+    (tmp_path / "instances.json").write_text(json.dumps(coco(categories=pets)))
+    assert labels_of(opened(tmp_path)).ids == (1, 3)
+    pets[0] = {"id": 0, "name": "pets", "supercategory": "pets"}
+    pets[1]["supercategory"] = pets[2]["supercategory"] = "animal"
+    (tmp_path / "instances.json").write_text(json.dumps(coco(categories=pets)))
+    assert labels_of(opened(tmp_path)).ids == (0, 1, 3)
+
+
 def test_boxes_that_do_not_heed_how_a_picture_is_turned_are_refused(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[274] = 6

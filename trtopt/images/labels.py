@@ -302,6 +302,7 @@ class _Annotation(msgspec.Struct):
 class _Category(msgspec.Struct):
     id: int
     name: str = ""
+    supercategory: str | None = None
 
 
 class _Coco(msgspec.Struct):
@@ -319,7 +320,11 @@ def _coco(folder: Path, files: Sequence[Path], content: bytes, where: str) -> La
             where,
             "write images (id, file_name, width, height), annotations (image_id, category_id, bbox) and categories",
         ) from error
-    categories = sorted({item.id: item.name for item in data.categories}.items())
+    used = {item.category_id for item in data.annotations}
+    above = {item.supercategory for item in data.categories if item.supercategory != item.name}
+    # A category without boxes that the others are kinds of (Roboflow writes one, with the id 0) is no class.
+    named_by_id = {item.id: item.name for item in data.categories if item.id in used or item.name not in above}
+    categories = sorted(named_by_id.items())
     classes = {identity: index for index, (identity, _) in enumerate(categories)}
     rows: dict[int | str, list[tuple[float, ...]]] = {item.id: [] for item in data.images}
     sizes = {item.id: (item.width, item.height) for item in data.images}
