@@ -144,6 +144,11 @@ def yolo_nas() -> list[np.ndarray]:
     return [boxes, scores]
 
 
+def raw_of_tensorflow() -> list[np.ndarray]:
+    boxes, scores = yolo_nas()
+    return [scores, boxes[..., [1, 0, 3, 2]] / SIZE]
+
+
 def pp_yoloe() -> list[np.ndarray]:
     boxes, scores = yolo_nas()
     return [boxes, scores.transpose(0, 2, 1)]
@@ -199,6 +204,7 @@ def labels(monkeypatch: pytest.MonkeyPatch) -> Labels:
         (nms, "nms", "yxyx", "pixels", "index"),
         (yolox, "yolox", "cxcywh", "pixels", "index"),
         (yolo_nas, "rtdetr", "xyxy", "pixels", "index"),
+        (raw_of_tensorflow, "rtdetr", "yxyx", "shares", "index"),
         (pp_yoloe, "rtdetr", "xyxy", "pixels", "index"),
         (yolov8_turned, "rtdetr", "cxcywh", "pixels", "index"),
         (ssd_without_its_end, "rtdetr", "xyxy", "shares", "one"),

@@ -53,9 +53,10 @@ def forms_of(outputs: Sequence[np.ndarray], size: Size, count: int = 0) -> Itera
         for corners, unit, classes in sorted(ways, key=lambda way: (way[2] != "index", way[:2] != stock)):
             iou = OVERLAP if form.head == "rtdetr" and (corners, unit) != stock else form.iou
             yield replace(form, corners=corners, unit=unit, classes=classes, iou=iou)
-        if form.head in ("ssd", "nms"):
+        if form.head in ("ssd", "nms", "rtdetr"):
+            iou = OVERLAP if form.head == "rtdetr" else form.iou
             for unit, classes in itertools.product(get_args(Unit), get_args(Classes)):
-                yield replace(form, corners="yxyx", unit=unit, classes=classes)
+                yield replace(form, corners="yxyx", unit=unit, classes=classes, iou=iou)
 
 
 def _classes_of(head: Head, output: np.ndarray) -> int:
