@@ -335,6 +335,16 @@ def test_a_crowd_takes_any_number_of_boxes_and_counts_for_none() -> None:
     assert coco("map50", found, wanted) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("shape", [(3, SIZE, SIZE), (SIZE, SIZE, 3)])
+def test_pictures_may_come_without_a_batch(shape: tuple[int, ...]) -> None:
+    (picture, _), network = truth(), Fixed([part[0] for part in ssd()])
+    feeds = [{"tokens": np.zeros((2, 5)), "x": np.zeros(shape, np.float32)}]
+    classes = np.array(IDS)[picture[:, :1].astype(int)]
+    measure, _ = fitted("map50", None, network, feeds, np.concatenate([classes, picture[:, 1:]], axis=1)[None])
+    assert (measure.form.head, measure.form.unit) == ("ssd", "shares")
+    assert measure.form.classes in ("index", "id")
+
+
 def test_pictures_without_boxes_and_without_answers_are_counted() -> None:
     nothing = np.zeros((0, 6))
     assert coco("map50", [nothing, nothing], [nothing, nothing]) == 0.0

@@ -65,6 +65,22 @@ def test_a_network_of_a_fixed_batch_takes_so_many_at_once(tmp_path: Path) -> Non
     assert samples.notes[-1] == "1 pictures are left out, since the network takes 2 at a time"
 
 
+def test_a_network_may_take_pictures_without_a_batch(tmp_path: Path) -> None:
+    """As torchvision's detectors."""
+    for index in range(2):
+        save(tmp_path / f"{index}.png", RED + np.uint8(index))
+    (tmp_path / "p.py").write_text(
+        "import numpy as np\ndef f(image):\n    return np.float32(image).transpose(2, 0, 1)\n"
+    )
+    for how in ("scale=1", f"{tmp_path / 'p.py'}:f"):
+        samples = opened(tmp_path, InputSpec("x", F32, (3, 8, "w")), preprocess=how, shapes={"x": (3, 8, 8)})
+        assert [(array["x"].shape, array["x"][2, 0, 0]) for array in samples] == [((3, 8, 8), 50), ((3, 8, 8), 51)]
+    last = opened(tmp_path, InputSpec("x", F32, (8, 8, 3)), preprocess="scale=1")
+    assert next(iter(last))["x"][0, 0].tolist() == [200, 100, 50]
+    with pytest.raises(UsageError, match="takes no pictures"):
+        opened(tmp_path, InputSpec("x", F32, (1, 80, 300)))
+
+
 def test_the_sizes_asked_for_hold_where_nothing_else_says_one(tmp_path: Path) -> None:
     save(tmp_path / "a.png", RED)
     spec, shapes = InputSpec("x", F32, ("n", 3, "h", "w")), {"x": (4, 3, 32, 48)}

@@ -151,11 +151,12 @@ def _highest(labels: Labels) -> int:
 
 def _input_of(feeds: Feeds) -> tuple[tuple[int, int], int]:
     """Height and width of the pictures in a sample, and how many there are."""
-    array = next((array for array in feeds.values() if array.ndim == 4), None)
-    if array is None:
+    array = max(feeds.values(), key=lambda array: (array.ndim == 4, array.ndim == 3))
+    if array.ndim not in (3, 4):
         raise needs("map", "a network that takes pictures", "give a metric of your own: FILE.py:FUNCTION")
-    height, width = array.shape[1:3] if array.shape[3] in (1, 3) else array.shape[2:]
-    return (height, width), array.shape[0]
+    shape = array.shape[-3:]
+    height, width = shape[:2] if shape[2] in (1, 3) else shape[1:]
+    return (height, width), array.shape[0] if array.ndim == 4 else 1
 
 
 def _wanted(name: str, labels: Labels, count: int) -> list[np.ndarray]:

@@ -140,7 +140,8 @@ def open_pictures(
             notes.append(f"{bad} and are left out")
         labels = None if labels is None else labels.of(kept)
         files = [files[index] for index in kept]
-    rows = spec.shape[0] if isinstance(spec.shape[0], int) else 1
+    first = spec.shape[0]
+    rows = first if isinstance(first, int) and len(spec.shape) == 4 else 1
     if len(files) % rows:
         notes.append(f"{len(files) % rows} pictures are left out, since the network takes {rows} at a time")
     count = len(files) // rows
@@ -227,7 +228,8 @@ def _placed(labels: Labels, how: Preprocess, rows: int) -> np.ndarray | Labels:
 def _group(files: tuple[Path, ...], how: Preprocess, spec: InputSpec) -> SampleGroup:
     shape = (len(files), *how.shape[1:])
     reader = _PictureReader(shape, np.dtype(how.dtype), files[0], files=files, how=how)
-    return SampleGroup({spec.name: reader}, {spec.name: spec}, 1, {spec.name: 1}, frozenset(), str(files[0]))
+    alone = frozenset([spec.name] if len(spec.shape) == 3 else [])
+    return SampleGroup({spec.name: reader}, {spec.name: spec}, 1, {spec.name: 1}, alone, str(files[0]))
 
 
 def _by_function(batches: Sequence[tuple[Path, ...]], how: Preprocess, spec: InputSpec) -> Iterator[SampleGroup]:
