@@ -185,7 +185,8 @@ def _input(inputs: Sequence[InputSpec], where: str) -> InputSpec:
     raise UsageError(
         f"Pictures are for networks with one input, and the model has {len(inputs)}",
         where=where,
-        remedy=f"give an .npz, or script.py:function, with {', '.join(spec.name for spec in inputs)}",
+        remedy="make the others constants of the model (initializers of their names), or give an .npz, or "
+        f"script.py:function, with {', '.join(spec.name for spec in inputs)}",
     )
 
 
