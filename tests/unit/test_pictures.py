@@ -240,6 +240,13 @@ def test_a_table_says_the_label(tmp_path: Path, text: str, expected: list[float]
     assert np.array_equal(opened(tmp_path).labels, expected)
 
 
+def test_a_table_of_other_pictures_is_said_to_be_one(tmp_path: Path) -> None:
+    save(tmp_path / "a.png")
+    (tmp_path / "labels.csv").write_text("photo,species,site\nx.png,cat,1\n")
+    with pytest.raises(UsageError, match="None of the labels is of a picture"):
+        opened(tmp_path)
+
+
 def test_pictures_without_a_label_are_left_out(tmp_path: Path) -> None:
     save(tmp_path / "a.png"), save(tmp_path / "b.png")
     (tmp_path / "labels.csv").write_text("file,class\nb.png,1\nelsewhere.png,2\n")

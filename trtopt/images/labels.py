@@ -220,7 +220,7 @@ def _columns(rows: Sequence[Sequence[str]], named: Mapping[str, Path], where: st
     is_titled = _found(named, rows[0][first].strip()) is None
     others = [column for column in range(len(titles)) if column != first]
     second = next((titles.index(name) for name in _LABEL_NAMES if name in titles and titles.index(name) != first), None)
-    if second is None and len(others) > 1:
+    if second is None and len(others) > 1 and counts[first]:
         listed = ", ".join(rows[0][column].strip() or "(none)" for column in others)
         raise _wrong(
             f"Which column has the labels is not known: {listed:.200}", where, "title it class, label or value"
