@@ -240,6 +240,14 @@ def test_a_table_says_the_label(tmp_path: Path, text: str, expected: list[float]
     assert np.array_equal(opened(tmp_path).labels, expected)
 
 
+def test_a_list_as_imagenet_has_them_is_a_table_too(tmp_path: Path) -> None:
+    save(tmp_path / "val/a.png"), save(tmp_path / "val/b.png")
+    (tmp_path / "val.txt").write_text("a.png 65\nval/b.png 970\n")
+    assert np.array_equal(opened(tmp_path / "val", labels=tmp_path / "val.txt").labels, [65, 970])
+    (tmp_path / "val.tsv").write_text("image\tlabel\na\tblack bear\nb\tant\n")
+    assert np.array_equal(opened(tmp_path / "val", labels=tmp_path / "val.tsv").labels, [1, 0])
+
+
 def test_a_table_of_other_pictures_is_said_to_be_one(tmp_path: Path) -> None:
     save(tmp_path / "a.png")
     (tmp_path / "labels.csv").write_text("photo,species,site\nx.png,cat,1\n")

@@ -87,8 +87,9 @@ def read_labels(folder: Path, files: Sequence[Path], given: Path | None) -> Labe
     Args:
         folder: Holds the pictures.
         files: They, in order.
-        given: The value of ``--labels``; None to look in the folder: for one ``.csv``, one ``.json`` of COCO, ``.txt``
-            of YOLO beside the pictures or in ``labels/``, then for sub-folders by class.
+        given: The value of ``--labels``, also a table in a ``.tsv`` or ``.txt``; None to look in the folder: for one
+            ``.csv``, one ``.json`` of COCO, ``.txt`` of YOLO beside the pictures or in ``labels/``, then for
+            sub-folders by class.
 
     Raises:
         UsageError: A file of labels cannot be read, does not fit the pictures, or there are several.
@@ -135,7 +136,7 @@ def _table(folder: Path, files: Sequence[Path], path: Path) -> Labels:
     suffix = path.suffix.lower()
     if suffix == ".json":
         return _coco(folder, files, content, str(path))
-    if suffix == ".csv":
+    if suffix in (".csv", ".tsv", ".txt"):
         return _csv(folder, files, content, path)
     raise _wrong("The labels are in no known format", str(path), _REMEDY)
 
@@ -238,7 +239,12 @@ def _rows(text: str, where: str) -> list[list[str]]:
     try:
         sample = text[:65536]
         comma = max(",;\t", key=sample.count)
-        rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=comma, strict=True) if row]
+        comma = comma if comma in sample else " "  # lists of ImageNet and Caffe
+        rows = [
+            row
+            for row in csv.reader(io.StringIO(text, newline=""), delimiter=comma, skipinitialspace=True, strict=True)
+            if row
+        ]
     except csv.Error as error:
         raise _wrong(f"The labels are no CSV: {error}", where, "write a file and its label in each line") from error
     if not rows or len(rows[0]) < 2:
