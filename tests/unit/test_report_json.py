@@ -69,6 +69,7 @@ def test_numbers_that_are_not_finite_are_null() -> None:
         "shapes_differ": 0,
         "tolerance": None,
         "ties": 0,
+        "held_against": None,
     }
     assert outputs["logits"]["sqnr_db"] == ACCURACY.outputs["logits"].sqnr_db
 
