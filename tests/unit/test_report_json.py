@@ -68,8 +68,8 @@ def test_numbers_that_are_not_finite_are_null() -> None:
         "nonfinite": 7,
         "shapes_differ": 0,
         "tolerance": None,
-        "ties": 0,
         "held_against": None,
+        "ties": 0,
     }
     assert outputs["logits"]["sqnr_db"] == ACCURACY.outputs["logits"].sqnr_db
 
