@@ -40,12 +40,12 @@ _LONGEST = 16
 """Elements of a tensor that may be a shape."""
 
 _SAME = frozenset(
-    "Abs BatchNormalization Cast Celu Ceil Clip Cos Dropout Elu Erf Exp Floor Gelu GroupNormalization HardSigmoid "
-    "HardSwish Identity InstanceNormalization IsInf IsNaN LayerNormalization LeakyRelu Log LogSoftmax Mish Neg Not "
-    "RMSNormalization Reciprocal Relu Round Selu Sigmoid Sign Sin Softmax Softplus Softsign Sqrt Tanh "
-    "ThresholdedRelu".split()
+    "Abs BatchNormalization Cast Celu Ceil Clip Cos CumSum DequantizeLinear Dropout Elu Erf Exp Floor Gelu "
+    "GroupNormalization HardSigmoid HardSwish Identity InstanceNormalization IsInf IsNaN LayerNormalization LeakyRelu "
+    "Log LogSoftmax LpNormalization Mish Neg Not PRelu QuantizeLinear RMSNormalization Reciprocal Relu Round Selu "
+    "Sigmoid Sign Sin Softmax Softplus Softsign Sqrt Swish Tanh ThresholdedRelu Trilu".split()
 )
-_REDUCTIONS = frozenset("ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare".split())
+_REDUCTIONS = frozenset("ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare".split())
 
 
 class Dimensions:
@@ -83,9 +83,11 @@ class Dimensions:
         if node.domain != "" or not node.outputs:
             return
         rule = _RULES.get(node.op_type)
-        dims = self._told(node.outputs[0], rule(self, node) if rule is not None else None)
-        if dims is not None:
-            self._dims[node.outputs[0]] = dims
+        found = rule(self, node) if rule is not None else None
+        for value in node.outputs if node.op_type == "Split" else node.outputs[:1]:
+            dims = self._told(value, found)
+            if dims is not None:
+                self._dims[value] = dims
         reader = _READERS.get(node.op_type)
         held = reader(self, node) if reader is not None else None
         if held is not None and len(held) <= _LONGEST:
@@ -256,19 +258,22 @@ def _gather_elements(known: Dimensions, node: ir.Node) -> _Found:
 
 
 def _slice(known: Dimensions, node: ir.Node) -> _Found:
-    """What is taken from the start, in steps of 1."""
+    """What is taken from the start, in steps of 1; the axes that nothing is taken of stay."""
     dims, ends = known.of(edit.input_of(node, 0)), known.held(edit.input_of(node, 2))
     starts, steps = known.held(edit.input_of(node, 1)), known.held(edit.input_of(node, 4))
-    if dims is None or ends is None or starts is None or any(start != 0 for start in starts):
+    if dims is None or ends is None:
         return None
     axes = range(len(ends)) if edit.input_of(node, 3) is None else known.held(edit.input_of(node, 3))
-    if axes is None or (edit.input_of(node, 4) is not None and (steps is None or any(step != 1 for step in steps))):
+    if edit.input_of(node, 4) is None:
+        steps = (1,) * len(ends)
+    if axes is None or len(axes) != len(ends):
         return None
     found: list[Dim | None] = list(dims)
-    for axis, end in zip(axes, ends, strict=True):
+    for place, (axis, end) in enumerate(zip(axes, ends, strict=True)):
         if not isinstance(axis, int):
             return None
-        found[axis] = _taken(dims[axis], end)
+        whole = starts is not None and starts[place] == 0 and steps is not None and steps[place] == 1
+        found[axis] = _taken(dims[axis], end) if whole else None
     return found
 
 
@@ -301,6 +306,30 @@ def _unsqueeze(known: Dimensions, node: ir.Node) -> _Found:
     rank, rest = len(dims) + len(axes), iter(dims)
     new = {axis % rank for axis in axes}
     return [1 if axis in new else next(rest) for axis in range(rank)]
+
+
+def _squeeze(known: Dimensions, node: ir.Node) -> _Found:
+    dims, axes = known.of(edit.input_of(node, 0)), edit.axes_of(node)
+    if dims is None or not axes:
+        return None
+    gone = {axis % len(dims) for axis in axes}
+    return [dim for axis, dim in enumerate(dims) if axis not in gone]
+
+
+def _split(known: Dimensions, node: ir.Node) -> _Found:
+    """Those of each output."""
+    dims = known.of(edit.input_of(node, 0))
+    if not dims:
+        return None
+    gone = edit.int_attribute(node, "axis", 0) % len(dims)
+    return [None if axis == gone else dim for axis, dim in enumerate(dims)]
+
+
+def _gemm(known: Dimensions, node: ir.Node) -> _Found:
+    left, right = known.of(edit.input_of(node, 0)), known.of(edit.input_of(node, 1))
+    if left is None or right is None or len(left) != 2 or len(right) != 2:
+        return None
+    return [left[edit.int_attribute(node, "transA", 0)], right[1 - edit.int_attribute(node, "transB", 0)]]
 
 
 def _range(known: Dimensions, node: ir.Node) -> _Found:
@@ -423,14 +452,17 @@ _RULES: dict[str, _Rule] = {
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
+    "Gemm": _gemm,
     "MatMul": _product,
     "Range": _range,
     "Reshape": _reshape,
     "Slice": _slice,
+    "Split": _split,
+    "Squeeze": _squeeze,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }
-"""By operator: the dimensions of the first output."""
+"""By operator: the dimensions of the first output, of Split those of each."""
 
 _READERS: dict[str, _Rule] = {
     **dict.fromkeys(("Identity", "Reshape", "Squeeze", "Unsqueeze"), lambda known, node: known.held(node.inputs[0])),
