@@ -158,3 +158,42 @@ def test_rows_taken_of_a_table_are_as_many_as_what_they_are_added_to(tmp_path: P
             assert session.run({"x": np.zeros((2, tokens, 4), np.float32)})[0].shape == (2, tokens, 4)
         with pytest.raises(InvalidModelError):
             session.run({"x": np.zeros((2, 9, 4), np.float32)})
+
+
+WAVES = (
+    '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 1, L] x, float[M] q) => (float taken, float split) '
+    "<int64[1] two = {2}, int64[1] five = {5}, int64[1] six = {6}, int64[1] less = {-1}, int64[1] four = {4}, "
+    "int64[1] z = {0}, int64[1] o = {1}, float[8, 1, 10] w = {WEIGHTS}, float[8, 8, 4] v = {PADDED}>"
+)
+LENGTHS = (
+    "{ n = Shape <start = 0, end = 1> (x) l = Shape <start = 2, end = 3> (x) l0 = Div(l, five) l1 = Sub(l0, o) "
+    "l2 = Sub(l1, two) l3 = Div(l2, two) l4 = Add(o, l3) c0 = Conv <strides = [5]> (x, w) "
+    "c1 = MaxPool <kernel_shape = [2], strides = [2]> (c0) t0 = Conv <pads = [2, 2]> (c1, v) "
+    "taken = Slice(t0, z, less, two) a = Add(taken, c1) b = Transpose <perm = [0, 2, 1]> (a) "
+    "h = Concat <axis = 0> (n, l4, less, four) split = Reshape(b, h) "
+    "m = Shape(q) d0 = Sub(m, six) d1 = Div(d0, two) }"
+)
+
+
+def test_windows_of_an_open_axis_are_counted(tmp_path: Path) -> None:
+    """Speech encoders: lengths behind convolutions, and the same by arithmetic on the samples' number."""
+    text = WAVES.replace("WEIGHTS", ", ".join(["1"] * 80)).replace("PADDED", ", ".join(["1"] * 256))
+    proto = onnx.parser.parse_model(
+        text + LENGTHS.replace("d0 = Sub(six, m) m = Shape(q)", "m = Shape(q) d0 = Sub(m, six)")
+    )
+    for output in proto.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    onnx.save(proto, tmp_path / "m.onnx")
+    artifact = load(tmp_path / "m.onnx")
+    known = Dimensions(artifact.model)
+    taken, split = artifact.model.graph.outputs
+    assert known.of(taken) == ("N", 8, "floor((L-5)/10)")
+    assert known.of(split) == ("N", "floor((L-5)/10)", 2, 4)
+    values = {value.name: value for node in artifact.model.graph for value in node.outputs}
+    assert known.held(values["l4"]) == ("floor((L-5)/10)",)
+    assert known.held(values["d0"]) == ("floor((M-6)/1)",)
+    assert known.held(values["d1"]) == (None,)  # 3 - 6 would be rounded to -1, not down to -2
+    with OrtSession(artifact.model) as session:
+        for length in (15, 24, 25, 84, 85, 86):
+            found = session.run({"x": np.zeros((2, 1, length), np.float32), "q": np.zeros(3, np.float32)})
+            assert found[1].shape == (2, (length - 5) // 10, 2, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -28,8 +29,8 @@ class AtMost:
 
 
 Dim = int | str | tuple[ir.Value, int] | Product | AtMost
-"""A number, a dimension the model names, dimension ``i`` of a value, or a product of those. Those that compare equal
-are equal."""
+"""A number, a dimension the model names or a floor of one, dimension ``i`` of a value, or a product of those. Those
+that compare equal are equal. Floors have one spelling, ``floor((samples-80)/320)``: see :func:`_floor`."""
 
 _Dims = tuple[Dim, ...]
 _Found = Sequence[Dim | None] | None
@@ -58,8 +59,13 @@ class Dimensions:
         self._main = model.graph
         self._dims: dict[ir.Value, _Dims] = {}
         self._held: dict[ir.Value, tuple[Dim | None, ...]] = {}
-        for graph in edit.all_graphs(model.graph):
-            for node in graph:
+        self._least: dict[str, int] = {}
+        self._doubts = False
+        nodes = [node for graph in edit.all_graphs(model.graph) for node in graph]
+        for node in nodes:
+            self._read(node)
+        if self._doubts and self._least:  # sizes are computed before the windows that say how large they are
+            for node in nodes:
                 self._read(node)
 
     def of(self, value: ir.Value | None) -> _Dims | None:
@@ -78,6 +84,31 @@ class Dimensions:
                 return None
             self._held[value] = tuple(int(item) for item in tensor.numpy().ravel())
         return self._held[value]
+
+    def is_natural(self, dim: Dim) -> bool:
+        """Whether a dimension, or a floor of one, is known not to be negative at sizes at which the model runs."""
+        if isinstance(dim, int):
+            return dim >= 0
+        if isinstance(dim, Product):
+            return all(self.is_natural(name) for name, _ in dim.powers)
+        parts = _parts(dim.dim if isinstance(dim, AtMost) else dim)
+        if parts is None or parts[1] >= -self._least.get(parts[0], 0):
+            return True
+        self._doubts = True
+        return False
+
+    def is_main(self, node: ir.Node) -> bool:
+        """Whether a node runs whenever the model does."""
+        return node.graph is self._main
+
+    def windows(self, dim: Dim, whole: int, step: int, trusted: bool) -> Dim | None:
+        """How many windows ``whole`` long fit into ``dim``, ``step`` apart: one at least where the model runs."""
+        found = _floor(_floor(dim, -whole, step), 1, 1)
+        parts = None if found is None else _parts(found)
+        if parts is not None and trusted:
+            base, add, by = parts
+            self._least[base] = max(self._least.get(base, 0), by - add)
+        return found
 
     def _read(self, node: ir.Node) -> None:
         if node.domain != "" or not node.outputs:
@@ -180,6 +211,57 @@ def _product_of(number: int, names: Counter[str | tuple[ir.Value, int] | AtMost]
     return Product(number, frozenset(names.items()))
 
 
+_FLOOR = re.compile(r"floor\(\((.*)([+-]\d+)\)/(\d+)\)")
+
+
+def _parts(dim: Dim | None) -> tuple[str, int, int] | None:
+    """Of a named dimension, or a floor((name + add) / by) of one: name, add and by."""
+    if not isinstance(dim, str):
+        return None
+    found = _FLOOR.fullmatch(dim)
+    return (dim, 0, 1) if found is None else (found[1], int(found[2]), int(found[3]))
+
+
+def _floor(dim: Dim | None, add: int, by: int) -> Dim | None:
+    """floor((dim + add) / by): floors of floors, and numbers added to them, are one floor of the same name again."""
+    if isinstance(dim, int):
+        return (dim + add) // by
+    parts = _parts(dim)
+    if parts is None:
+        return None
+    base, first, step = parts
+    total, step = first + add * step, step * by
+    return base if (total, step) == (0, 1) else f"floor(({base}{total:+d})/{step})"
+
+
+def _windows(known: Dimensions, node: ir.Node) -> _Found:
+    """Of a convolution or a pooling."""
+    dims, weight = known.of(edit.input_of(node, 0)), known.of(edit.input_of(node, 1))
+    if dims is None or edit.string_attribute(node, "auto_pad", "NOTSET") != "NOTSET":
+        return None
+    count = len(dims) - 2
+    kernel = edit.ints_attribute(node, "kernel_shape") or (weight or ())[2:]
+    steps, gaps, pads = (
+        edit.ints_attribute(node, name) or (default,) * times
+        for name, default, times in (("strides", 1, count), ("dilations", 1, count), ("pads", 0, 2 * count))
+    )
+    if edit.int_attribute(node, "ceil_mode", 0) or not len(kernel) == len(steps) == len(gaps) == count:
+        return None
+    found: list[Dim | None] = [dims[0], weight[0] if node.op_type == "Conv" and weight else dims[1]]
+    for axis, (size, step, gap) in enumerate(zip(kernel, steps, gaps, strict=True)):
+        whole = gap * (size - 1) + 1 - pads[axis] - pads[axis + count] if isinstance(size, int) else None
+        found.append(None if whole is None else known.windows(dims[axis + 2], whole, step, known.is_main(node)))
+    return found
+
+
+def _pad(known: Dimensions, node: ir.Node) -> _Found:
+    dims, pads = known.of(edit.input_of(node, 0)), edit.constant_of(edit.input_of(node, 1))
+    if dims is None or pads is None or edit.input_of(node, 3) is not None or pads.size != 2 * len(dims):
+        return None
+    added = pads.reshape(2, -1).sum(axis=0)
+    return [dim if not more else _floor(dim, int(more), 1) for dim, more in zip(dims, added, strict=True)]
+
+
 def _first(known: Dimensions, node: ir.Node) -> _Found:
     return known.of(edit.input_of(node, 0))
 
@@ -273,16 +355,19 @@ def _slice(known: Dimensions, node: ir.Node) -> _Found:
         if not isinstance(axis, int):
             return None
         whole = starts is not None and starts[place] == 0 and steps is not None and steps[place] == 1
-        found[axis] = _taken(dims[axis], end) if whole else None
+        found[axis] = _taken(known, dims[axis], end) if whole else None
     return found
 
 
-def _taken(dim: Dim, end: Dim | None) -> Dim | None:
+def _taken(known: Dimensions, dim: Dim, end: Dim | None) -> Dim | None:
     """How many of ``dim`` come before ``end``."""
     if end == dim or (isinstance(end, int) and end >= _NO_END):
         return dim
     if end is None or isinstance(end, AtMost):
         return None
+    if isinstance(end, int) and end < 0:
+        rest = _floor(dim, end, 1)
+        return rest if rest is not None and known.is_natural(rest) else None
     if isinstance(end, int):
         return min(dim, end) if isinstance(dim, int) and end >= 0 else None
     return AtMost(end, dim) if isinstance(dim, int) and dim > 1 else None
@@ -335,7 +420,8 @@ def _gemm(known: Dimensions, node: ir.Node) -> _Found:
 def _range(known: Dimensions, node: ir.Node) -> _Found:
     """From 0 to a dimension in steps of 1."""
     start, limit, step = (known.held(value) for value in node.inputs)
-    return list(limit) if start == (0,) and step == (1,) and limit is not None and len(limit) == 1 else None
+    fits = start == (0,) and step == (1,) and limit is not None and len(limit) == 1
+    return list(limit) if fits and limit and limit[0] is not None and known.is_natural(limit[0]) else None
 
 
 def _read_shape(known: Dimensions, node: ir.Node) -> _Found:
@@ -394,7 +480,7 @@ def _read_binary(known: Dimensions, node: ir.Node) -> _Found:
         return None
     count = max(len(left), len(right))
     pairs = zip(*(held * count if len(held) == 1 else held for held in (left, right)), strict=True)
-    return [_PAIRWISE[node.op_type](one, other) for one, other in pairs]
+    return [_PAIRWISE[node.op_type](known, one, other) for one, other in pairs]
 
 
 def _is_listed(known: Dimensions, node: ir.Node) -> bool:
@@ -405,28 +491,41 @@ def _is_listed(known: Dimensions, node: ir.Node) -> bool:
     return is_short and 0 not in sizes and len(sizes - {1}) < 2
 
 
-def _equal(one: Dim | None, other: Dim | None) -> Dim | None:
+def _equal(known: Dimensions, one: Dim | None, other: Dim | None) -> Dim | None:
     if one is None or other is None:
         return None
     numbers = [dim for dim in (one, other) if isinstance(dim, int)]
     if one == other or len(numbers) == 2:
         return int(one == other)
-    return 0 if any(number < 0 for number in numbers) else None
+    apart = any(number < 0 for number in numbers) and any(known.is_natural(dim) for dim in (one, other))
+    return 0 if apart else None
 
 
-def _times(one: Dim | None, other: Dim | None) -> Dim | None:
+def _plus(known: Dimensions, one: Dim | None, other: Dim | None) -> Dim | None:
+    if isinstance(one, int):
+        one, other = other, one
+    return _floor(one, other, 1) if isinstance(other, int) else None
+
+
+def _minus(known: Dimensions, one: Dim | None, other: Dim | None) -> Dim | None:
+    return _floor(one, -other, 1) if isinstance(other, int) else None
+
+
+def _times(known: Dimensions, one: Dim | None, other: Dim | None) -> Dim | None:
     if one is None or other is None:
         return None
     number, names = _factors((one, other))
     return _product_of(number, names) if number > 0 or not names else None
 
 
-def _over(one: Dim | None, other: Dim | None) -> Dim | None:
-    """A product divided by a number that divides it."""
+def _over(known: Dimensions, one: Dim | None, other: Dim | None) -> Dim | None:
+    """A product divided by a number that divides it, or a floor: the operator rounds to 0, so that of no negative."""
     if one is None or not isinstance(other, int) or other <= 0:
         return None
     number, names = _factors((one,))
-    return _product_of(number // other, names) if number % other == 0 else None
+    if number % other == 0:
+        return _product_of(number // other, names)
+    return _floor(one, 0, other) if known.is_natural(one) else None
 
 
 def _read_where(known: Dimensions, node: ir.Node) -> _Found:
@@ -439,7 +538,13 @@ def _read_where(known: Dimensions, node: ir.Node) -> _Found:
     return [yes if yes == no else None if test is None else yes if test else no for test, yes, no in rows]
 
 
-_PAIRWISE: dict[str, Callable[[Dim | None, Dim | None], Dim | None]] = {"Div": _over, "Equal": _equal, "Mul": _times}
+_PAIRWISE: dict[str, Callable[[Dimensions, Dim | None, Dim | None], Dim | None]] = {
+    "Add": _plus,
+    "Div": _over,
+    "Equal": _equal,
+    "Mul": _times,
+    "Sub": _minus,
+}
 """By operator: what one element of the output is."""
 
 _Rule = Callable[[Dimensions, ir.Node], _Found]
@@ -447,6 +552,7 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_SAME, _first),
     **dict.fromkeys(edit.BROADCAST, _broadcast),
     **dict.fromkeys(_REDUCTIONS, _reduction),
+    **dict.fromkeys(("AveragePool", "Conv", "MaxPool"), _windows),
     "Concat": _concat,
     "Expand": _expand,
     "Gather": _gather,
@@ -454,6 +560,7 @@ _RULES: dict[str, _Rule] = {
     "GatherND": _gather_nd,
     "Gemm": _gemm,
     "MatMul": _product,
+    "Pad": _pad,
     "Range": _range,
     "Reshape": _reshape,
     "Slice": _slice,
@@ -465,13 +572,11 @@ _RULES: dict[str, _Rule] = {
 """By operator: the dimensions of the first output, of Split those of each."""
 
 _READERS: dict[str, _Rule] = {
+    **dict.fromkeys(_PAIRWISE, _read_binary),
     **dict.fromkeys(("Identity", "Reshape", "Squeeze", "Unsqueeze"), lambda known, node: known.held(node.inputs[0])),
     "Cast": _read_cast,
     "Concat": _read_concat,
-    "Div": _read_binary,
-    "Equal": _read_binary,
     "Gather": _read_gather,
-    "Mul": _read_binary,
     "Shape": _read_shape,
     "Slice": _read_slice,
     "Where": _read_where,
