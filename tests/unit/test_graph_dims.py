@@ -13,7 +13,8 @@ import pytest
 
 from trtopt.errors import InvalidModelError
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.graph.dims import AtMost, Dim, Dimensions, Product, reshaped
+from trtopt.graph.dimension import AtMost, Dim, Product, reshaped
+from trtopt.graph.dims import Dimensions
 from trtopt.graph.edit import constant_of
 from trtopt.rewrite.driver import run
 from trtopt.source.onnx_file import load
@@ -197,3 +198,40 @@ def test_windows_of_an_open_axis_are_counted(tmp_path: Path) -> None:
         for length in (15, 24, 25, 84, 85, 86):
             found = session.run({"x": np.zeros((2, 1, length), np.float32), "q": np.zeros(3, np.float32)})
             assert found[1].shape == (2, (length - 5) // 10, 2, 4)
+
+
+PATCHES = (
+    '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 1, H, W] x) => (float y, float back) '
+    "<int64[1] two = {2}, int64[1] four = {4}, int64[1] o = {1}, int64[1] z = {0}, int64[2] flat = {1, 4}, "
+    "float[4, 1, 2, 2] w = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, float[1, 1, 4] token = {1, 2, 3, 4}, "
+    "float[1, 4, 2, 1] grid = {1, 2, 3, 4, 5, 6, 7, 8}> "
+    "{ n = Shape <start = 0, end = 1> (x) h = Shape <start = 2, end = 3> (x) v = Shape <start = 3> (x) "
+    "c = Conv <strides = [2, 2]> (x, w) h2 = Div(h, two) v2 = Div(v, two) p = Mul(h2, v2) "
+    'i = Concat <axis = 0> (o, four, h2, v2) m = Resize <mode = "linear"> (grid, , , i) d = Add(c, m) '
+    "s = Concat <axis = 0> (n, four, p) r = Reshape(d, s) t = Transpose <perm = [0, 2, 1]> (r) "
+    "e = Concat <axis = 0> (n, flat) k = Expand(token, e) a = Concat <axis = 1> (k, t) p1 = Add(p, o) "
+    "u = Concat <axis = 0> (n, p1, two, two) y = Reshape(a, u) cut = Slice(a, z, p, o) "
+    "s2 = Concat <axis = 0> (n, h2, v2, four) back = Reshape(cut, s2) }"
+)
+
+
+def test_patches_of_an_open_image_are_counted(tmp_path: Path) -> None:
+    """A vision transformer at any height and width: resized positions, and a class token before the patches."""
+    proto = onnx.parser.parse_model(PATCHES)
+    for output in proto.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    onnx.save(proto, tmp_path / "m.onnx")
+    artifact = load(tmp_path / "m.onnx")
+    known = Dimensions(artifact.model)
+    y, back = artifact.model.graph.outputs
+    assert (known.of(y) or ())[1] == "floor((product(floor((H+0)/2), floor((W+0)/2))+1)/1)"
+    assert known.of(back) == ("N", "floor((H+0)/2)", "floor((W+0)/2)", 4)
+    after = run(artifact, recipes="computed-reshape", strict=True).artifact
+    shapes = [constant_of(node.inputs[1]) for node in after.model.graph if node.op_type == "Reshape"]
+    assert [None if shape is None else shape.tolist() for shape in shapes] == [[0, 4, -1], [0, 0, 2, 2], None]
+    values = {value.name: value for node in after.model.graph for value in node.outputs}
+    assert str(values["t"].shape) == "[N,product(floor((H+0)/2), floor((W+0)/2)),4]"
+    with OrtSession(artifact.model) as session:
+        for height, width in ((2, 2), (5, 4), (9, 3)):
+            found = session.run({"x": np.zeros((2, 1, height, width), np.float32)})
+            assert found[0].shape == (2, (height // 2) * (width // 2) + 1, 2, 2)

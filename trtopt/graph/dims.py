@@ -2,35 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
 from trtopt.graph import edit
-
-
-@dataclass(frozen=True)
-class Product:
-    """A number times dimensions, each with the power it is raised to."""
-
-    number: int
-    powers: frozenset[tuple[str | tuple[ir.Value, int] | AtMost, int]]
-
-
-@dataclass(frozen=True)
-class AtMost:
-    """A dimension, or ``number`` (2 or more) where that is less: what is taken of a table of so many rows."""
-
-    dim: str | tuple[ir.Value, int] | Product
-    number: int
-
-
-Dim = int | str | tuple[ir.Value, int] | Product | AtMost
-"""A number, a dimension the model names or a floor of one, dimension ``i`` of a value, or a product of those. Those
-that compare equal are equal. Floors have one spelling, ``floor((samples-80)/320)``: see :func:`_floor`."""
+from trtopt.graph.dimension import AtMost, Dim, Product, factors_of, parts_of, product_of, reshaped
 
 _Dims = tuple[Dim, ...]
 _Found = Sequence[Dim | None] | None
@@ -60,6 +37,7 @@ class Dimensions:
         self._dims: dict[ir.Value, _Dims] = {}
         self._held: dict[ir.Value, tuple[Dim | None, ...]] = {}
         self._least: dict[str, int] = {}
+        self._products: dict[str, Product] = {}
         self._doubts = False
         nodes = [node for graph in edit.all_graphs(model.graph) for node in graph]
         for node in nodes:
@@ -91,8 +69,11 @@ class Dimensions:
             return dim >= 0
         if isinstance(dim, Product):
             return all(self.is_natural(name) for name, _ in dim.powers)
-        parts = _parts(dim.dim if isinstance(dim, AtMost) else dim)
-        if parts is None or parts[1] >= -self._least.get(parts[0], 0):
+        parts = parts_of(dim.dim if isinstance(dim, AtMost) else dim)
+        if parts is None:
+            return True
+        factors = self._products.get(parts[0])
+        if parts[1] >= -self._least.get(parts[0], 0) and (factors is None or self.is_natural(factors)):
             return True
         self._doubts = True
         return False
@@ -101,10 +82,35 @@ class Dimensions:
         """Whether a node runs whenever the model does."""
         return node.graph is self._main
 
+    def name(self, dim: Dim) -> str | None:
+        """What a dimension is called; None where a value's is in it."""
+        if not isinstance(dim, Product):
+            return dim if isinstance(dim, str) else None
+        powers = sorted((str(name), power) for name, power in dim.powers if isinstance(name, str) and power > 0)
+        if len(powers) < len(dim.powers):
+            return None
+        factors = [str(dim.number)] * (dim.number != 1) + [name for name, power in powers for _ in range(power)]
+        found = f"product({', '.join(factors)})"
+        self._products[found] = dim
+        return found
+
+    def floor(self, dim: Dim | None, add: int, by: int) -> Dim | None:
+        """floor((dim + add) / by): floors of floors, and numbers added to them, are one floor of the same name."""
+        if isinstance(dim, int):
+            return (dim + add) // by
+        parts = None if dim is None else parts_of(self.name(dim))
+        if parts is None:
+            return None
+        base, first, step = parts
+        total, step = first + add * step, step * by
+        if (total, step) != (0, 1):
+            return f"floor(({base}{total:+d})/{step})"
+        return self._products.get(base, base)
+
     def windows(self, dim: Dim, whole: int, step: int, trusted: bool) -> Dim | None:
         """How many windows ``whole`` long fit into ``dim``, ``step`` apart: one at least where the model runs."""
-        found = _floor(_floor(dim, -whole, step), 1, 1)
-        parts = None if found is None else _parts(found)
+        found = self.floor(self.floor(dim, -whole, step), 1, 1)
+        parts = None if found is None else parts_of(found)
         if parts is not None and trusted:
             base, add, by = parts
             self._least[base] = max(self._least.get(base, 0), by - add)
@@ -141,7 +147,8 @@ class Dimensions:
             elif dim is not None:
                 dims.append(dim)
             else:
-                dims.append(told.value if trusted and told.value is not None else (value, axis))
+                name = told.value if trusted else None
+                dims.append((value, axis) if name is None else self._products.get(name, name))
         return tuple(dims)
 
 
@@ -158,80 +165,13 @@ def name_dimensions(model: ir.Model) -> None:
     for value in open_:
         found = known.of(value) if known is not None else None
         for axis, (dim, told) in enumerate(zip(found or (), value.shape or (), strict=False)):
-            if isinstance(dim, str) and _is_open(told) and value.shape is not None:
-                value.shape[axis] = dim
+            name = known.name(dim) if known is not None and _is_open(told) else None
+            if name is not None and value.shape is not None:
+                value.shape[axis] = name
 
 
 def _is_open(dim: int | ir.SymbolicDim) -> bool:
     return isinstance(dim, ir.SymbolicDim) and dim.value is None
-
-
-def reshaped(dims: _Dims | None, target: Sequence[Dim | None]) -> list[Dim | None]:
-    """The dimensions of a tensor of ``dims`` reshaped to ``target``, in which 0 copies and -1 is what is left."""
-    found: list[Dim | None] = []
-    for axis, dim in enumerate(target):
-        if dim == 0:
-            found.append(dims[axis] if dims is not None and axis < len(dims) else None)
-        else:
-            found.append(None if dim == -1 else dim)
-    known = [dim for dim in found if dim is not None]
-    if -1 in target and dims is not None and len(known) == len(found) - 1:
-        found[list(target).index(-1)] = _left(dims, known)
-    return found
-
-
-def _left(dims: Sequence[Dim], taken: Sequence[Dim]) -> Dim | None:
-    """The dimension which, times those ``taken``, has as many elements as ``dims``."""
-    whole, names = _factors(dims)
-    part, others = _factors(taken)
-    if others - names or whole <= 0 or part <= 0 or whole % part:
-        return None
-    return _product_of(whole // part, names - others)
-
-
-def _factors(dims: Iterable[Dim]) -> tuple[int, Counter[str | tuple[ir.Value, int] | AtMost]]:
-    """The product of ``dims`` as a number, and how often each dimension that is none is in it."""
-    number, names = 1, Counter[str | tuple[ir.Value, int] | AtMost]()
-    for dim in dims:
-        if isinstance(dim, int):
-            number *= dim
-        elif isinstance(dim, Product):
-            number *= dim.number
-            names.update(dict(dim.powers))
-        else:
-            names[dim] += 1
-    return number, names
-
-
-def _product_of(number: int, names: Counter[str | tuple[ir.Value, int] | AtMost]) -> Dim:
-    if not names:
-        return number
-    if number == 1 and names.total() == 1:
-        return next(iter(names))
-    return Product(number, frozenset(names.items()))
-
-
-_FLOOR = re.compile(r"floor\(\((.*)([+-]\d+)\)/(\d+)\)")
-
-
-def _parts(dim: Dim | None) -> tuple[str, int, int] | None:
-    """Of a named dimension, or a floor((name + add) / by) of one: name, add and by."""
-    if not isinstance(dim, str):
-        return None
-    found = _FLOOR.fullmatch(dim)
-    return (dim, 0, 1) if found is None else (found[1], int(found[2]), int(found[3]))
-
-
-def _floor(dim: Dim | None, add: int, by: int) -> Dim | None:
-    """floor((dim + add) / by): floors of floors, and numbers added to them, are one floor of the same name again."""
-    if isinstance(dim, int):
-        return (dim + add) // by
-    parts = _parts(dim)
-    if parts is None:
-        return None
-    base, first, step = parts
-    total, step = first + add * step, step * by
-    return base if (total, step) == (0, 1) else f"floor(({base}{total:+d})/{step})"
 
 
 def _windows(known: Dimensions, node: ir.Node) -> _Found:
@@ -259,7 +199,15 @@ def _pad(known: Dimensions, node: ir.Node) -> _Found:
     if dims is None or pads is None or edit.input_of(node, 3) is not None or pads.size != 2 * len(dims):
         return None
     added = pads.reshape(2, -1).sum(axis=0)
-    return [dim if not more else _floor(dim, int(more), 1) for dim, more in zip(dims, added, strict=True)]
+    return [dim if not more else known.floor(dim, int(more), 1) for dim, more in zip(dims, added, strict=True)]
+
+
+def _resize(known: Dimensions, node: ir.Node) -> _Found:
+    sizes, plain = (
+        edit.input_of(node, 3),
+        edit.string_attribute(node, "keep_aspect_ratio_policy", "stretch") == "stretch",
+    )
+    return known.held(sizes) if plain and "axes" not in node.attributes else None
 
 
 def _first(known: Dimensions, node: ir.Node) -> _Found:
@@ -366,7 +314,7 @@ def _taken(known: Dimensions, dim: Dim, end: Dim | None) -> Dim | None:
     if end is None or isinstance(end, AtMost):
         return None
     if isinstance(end, int) and end < 0:
-        rest = _floor(dim, end, 1)
+        rest = known.floor(dim, end, 1)
         return rest if rest is not None and known.is_natural(rest) else None
     if isinstance(end, int):
         return min(dim, end) if isinstance(dim, int) and end >= 0 else None
@@ -381,7 +329,9 @@ def _concat(known: Dimensions, node: ir.Node) -> _Found:
     axis = edit.int_attribute(node, "axis", 0) % len(first)
     lengths = [dims[axis] for dims in parts if dims is not None and len(dims) == len(first)]
     numbers = [length for length in lengths if isinstance(length, int)]
-    return [*first[:axis], sum(numbers) if len(numbers) == len(parts) else None, *first[axis + 1 :]]
+    open_: list[Dim] = [length for length in lengths if not isinstance(length, int)]
+    whole = len(lengths) == len(parts) and len(open_) < 2
+    return [*first[:axis], known.floor(next(iter(open_), 0), sum(numbers), 1) if whole else None, *first[axis + 1 :]]
 
 
 def _unsqueeze(known: Dimensions, node: ir.Node) -> _Found:
@@ -504,28 +454,28 @@ def _equal(known: Dimensions, one: Dim | None, other: Dim | None) -> Dim | None:
 def _plus(known: Dimensions, one: Dim | None, other: Dim | None) -> Dim | None:
     if isinstance(one, int):
         one, other = other, one
-    return _floor(one, other, 1) if isinstance(other, int) else None
+    return known.floor(one, other, 1) if isinstance(other, int) else None
 
 
 def _minus(known: Dimensions, one: Dim | None, other: Dim | None) -> Dim | None:
-    return _floor(one, -other, 1) if isinstance(other, int) else None
+    return known.floor(one, -other, 1) if isinstance(other, int) else None
 
 
 def _times(known: Dimensions, one: Dim | None, other: Dim | None) -> Dim | None:
     if one is None or other is None:
         return None
-    number, names = _factors((one, other))
-    return _product_of(number, names) if number > 0 or not names else None
+    number, names = factors_of((one, other))
+    return product_of(number, names) if number > 0 or not names else None
 
 
 def _over(known: Dimensions, one: Dim | None, other: Dim | None) -> Dim | None:
     """A product divided by a number that divides it, or a floor: the operator rounds to 0, so that of no negative."""
     if one is None or not isinstance(other, int) or other <= 0:
         return None
-    number, names = _factors((one,))
+    number, names = factors_of((one,))
     if number % other == 0:
-        return _product_of(number // other, names)
-    return _floor(one, 0, other) if known.is_natural(one) else None
+        return product_of(number // other, names)
+    return known.floor(one, 0, other) if known.is_natural(one) else None
 
 
 def _read_where(known: Dimensions, node: ir.Node) -> _Found:
@@ -563,6 +513,7 @@ _RULES: dict[str, _Rule] = {
     "Pad": _pad,
     "Range": _range,
     "Reshape": _reshape,
+    "Resize": _resize,
     "Slice": _slice,
     "Split": _split,
     "Squeeze": _squeeze,
