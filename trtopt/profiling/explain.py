@@ -16,7 +16,7 @@ from trtopt.hardware.spec import GpuSpec
 from trtopt.profiling.measured import MeasuredLayer
 from trtopt.report.schema.analysis import LayerRow
 from trtopt.report.schema.profile import Deviation, Launching, Reason
-from trtopt.report.text.format import percent
+from trtopt.report.text.format import percent, time_text
 from trtopt.roofline.constants import constants_for
 from trtopt.roofline.layer import PredictedTime, layer_times
 from trtopt.roofline.work import Work
@@ -287,7 +287,7 @@ def launch_bound(subject: LayerInNetwork) -> Why:
     time = subject.time(work, "graph")
     if time.limiter == "latency":
         busy = max(time.math_us, time.memory_us)
-        message = f"{time.predicted_us:.1f} us predicted in a CUDA graph, {busy:.1f} of it work"
+        message = f"{time_text(time.predicted_us)} predicted in a CUDA graph, {time_text(busy)} of it work"
         yield min(time.latency_us, subject.layer.measured_us), message, "a larger batch, or fewer kernels"
 
 
@@ -385,7 +385,7 @@ def _against_prediction(subject: LayerInNetwork, found: Sequence[Deviation]) -> 
     measured, predicted = subject.layer.measured_us, subject.row.predicted_us
     if abs(measured - predicted) < LEAST_US or max(measured / predicted, predicted / measured) < FAR:
         return
-    text = f"{measured:.1f} us measured, {predicted:.1f} us predicted"
+    text = f"{time_text(measured)} measured, {time_text(predicted)} predicted"
     tactic = subject.layer.info.tactic
     if tactic:
         text += f", kernel {tactic}"

@@ -38,6 +38,8 @@ _LEAST_NAME, _MOST_NAME, NAME = 16, 60, 40
 """Width of a name in a terminal: the least, the most, and where it stands among others."""
 _GOOD_NAME = 34
 """Columns of what only wide terminals show are left out where they leave names less."""
+_WRAPPED = 17
+"""Width that a column of words is given where names need room."""
 _BAR = 24
 _MOST_FINDINGS, _LONGEST_MESSAGE = 10, 600
 _NOISE = "the gain is inside the model's noise"
@@ -273,7 +275,8 @@ class Table:
         for index, column in enumerate(self.columns):
             if index not in named:
                 texts = [column.title, *(line for row in self.rows for line in plain_text(row[index]).split("\n"))]
-                room -= max(map(_cells, texts)) + self.gap
+                widest = max(map(_cells, texts))
+                room -= (widest if column.style else min(widest, _WRAPPED)) + self.gap
         return min(max(room // len(named) - self.gap, _LEAST_NAME), _MOST_NAME)
 
 
@@ -345,7 +348,8 @@ class Findings:
         shown.add_column(overflow="fold")
         ordered = self.ordered
         for item in ordered[:_MOST_FINDINGS]:
-            nodes = f" ({some_names(item.nodes, 2)})" if item.nodes else ""
+            is_named = not item.nodes or visible(item.nodes[0]) in visible(item.message)
+            nodes = "" if is_named else f" ({some_names(item.nodes, 2)})"
             text = _text(f"{item.rule}: {self.message(item)}{nodes}\n> {visible(item.remedy)}")
             act = [] if not item.command else [Command(item.command)] if is_line(item) else [_text(f"> {item.command}")]
             gain = f"-{time_text(item.gain_us)}" if item.gain_us > 0 else item.severity
