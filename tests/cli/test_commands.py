@@ -116,3 +116,10 @@ def test_a_missing_export_target_is_a_usage_error(trtopt: Run, tmp_path: Path) -
     assert done.returncode == 2
     assert "none.py" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_value_behind_a_flag_is_told_apart_from_an_argument_too_many(trtopt: Run) -> None:
+    done = trtopt("build", "m.onnx", "--json", "out.json")
+    assert done.returncode == 2 and "--json takes no value" in done.stderr and "--report out.json" in done.stderr
+    assert "--fp16 takes no value" in trtopt("build", "m.onnx", "--fp16", "x").stderr
+    assert "One argument too many: x" in trtopt("build", "m.onnx", "--gpu", "L4", "x").stderr

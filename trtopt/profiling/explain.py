@@ -197,7 +197,9 @@ def unfused_qdq(subject: LayerInNetwork) -> Why:
         remedy = "place Q/DQ where it is fused: `trtopt build --int8` on the model without them"
         if subject.reads_network_input:
             remedy = "leave the first layer in FP16, as `trtopt build --int8` does, or feed it quantized"
-        yield subject.layer.measured_us, f"only quantizes: {', '.join(names[:3])}", remedy
+        alone = names == (subject.layer.info.name,)
+        message = "only quantizes" if alone else f"only quantizes: {', '.join(names[:3])}"
+        yield subject.layer.measured_us, message, remedy
 
 
 def misaligned_channels(subject: LayerInNetwork) -> Why:
