@@ -106,7 +106,10 @@ class Line:
     style: Style = ""
 
     def __rich__(self) -> Text:
-        return _text(self.text, _COLORS[self.style])
+        shown = _text(self.text, _COLORS[self.style])
+        if " " not in self.text:  # a path is not broken
+            shown.no_wrap, shown.overflow = True, "ignore"
+        return shown
 
 
 @dataclass(frozen=True)
@@ -427,15 +430,27 @@ class View:
         return found
 
     def __rich__(self) -> Group:
-        from rich.padding import Padding
-
         shown: list[Any] = [_text(self.head.text, _COLORS[self.head.style] or "bold")]
         shown += filter(_is_text, self.lead)
         warned = bullets(self.warnings, "warn")
         for section in (*self.parts("text"), *([Section("Warnings", warned)] if warned else [])):
             shown += [_text(), _text(section.title, "bold")] if section.title else []
-            shown += [Padding(block, (0, 0, 0, 2), expand=False) for block in section.blocks if _is_text(block)]
+            shown += [_Indented(block) for block in section.blocks if _is_text(block)]
         return _group(shown)
+
+
+@dataclass(frozen=True)
+class _Indented:
+    """A block two columns to the right; rich's Padding cuts what is too long to be broken, such as a path."""
+
+    block: _TextBlock
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+
+        shown = console.render(self.block, options.update_width(options.max_width - 2))
+        for words in Segment.split_lines(shown):
+            yield from (Segment("  "), *words, Segment.line())
 
 
 def _is_text(block: Block) -> TypeGuard[_TextBlock]:
