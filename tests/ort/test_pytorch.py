@@ -183,7 +183,7 @@ class Random(torch.nn.Module):
 @pytest.mark.parametrize(
     ("target", "options", "error", "message"),
     [
-        (Net(), {"inputs": ["picture:float32:2x1x6x6"]}, UsageError, "do not fit the module"),
+        (Net(), {"inputs": ["picture:float32:2x1x6x6"]}, UsageError, r"do not fit the module[\s\S]*--input image:float32:2x1x6x6"),
         (Net(), {}, UsageError, "needs example inputs"),
         (Net(), {"inputs": ["image:float32"]}, UsageError, "not understood"),
         (Net(), {"inputs": ["image:float31:2x1x6x6"]}, UsageError, "unknown dtype"),
