@@ -197,6 +197,12 @@ class Random(torch.nn.Module):
         return x + torch.rand_like(x)
 
 
+def test_an_input_of_another_name_is_told_the_option_to_give(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as found:
+        export(Net(), tmp_path / "net.onnx", inputs=["picture:float32:2x1x6x6"])
+    assert found.value.remedy.endswith("--input image:float32:2x1x6x6")
+
+
 @pytest.mark.parametrize(
     ("target", "options", "error", "message"),
     [

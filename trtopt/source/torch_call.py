@@ -146,6 +146,17 @@ def _axes_of(tree: Any, name: str, axes: Mapping[str, dict[int, str]]) -> Any:
     return tuple(inside.values()) if isinstance(tree, tuple) else list(inside.values())
 
 
+def _renamed(signature: inspect.Signature, given: Mapping[str, Any]) -> str:
+    """The inputs that were given, in their order, by the names of the parameters."""
+    pairs = zip(signature.parameters, given.values(), strict=False)
+    options = [
+        f"--input {name}:{str(item.dtype).removeprefix('torch.')}:{'x'.join(map(str, item.shape))}"
+        for name, item in pairs
+        if hasattr(item, "shape")
+    ]
+    return f": {' '.join(options)}" if options else ""
+
+
 def bind(module: Any, example: tuple[Any, ...] | Mapping[str, Any] | None, dynamic: tuple[DynamicAxis, ...]) -> Call:
     """Bind example inputs to the parameters of ``forward``, and check the dynamic axes against them.
 
@@ -167,7 +178,7 @@ def bind(module: Any, example: tuple[Any, ...] | Mapping[str, Any] | None, dynam
         raise UsageError(
             f"The example inputs do not fit the module: {error}",
             where=f"forward({names})",
-            remedy="name the inputs after the parameters of forward",
+            remedy=f"name the inputs after the parameters of forward{_renamed(signature, kwargs)}",
         ) from error
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     if all(signature.parameters[name].kind in by_name for name in bound.arguments):
