@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from trtopt.events import Event, OnEvent
 from trtopt.graph import edit
 from trtopt.graph.shapes import at_shapes, infer_in_place
 from trtopt.judge.form import best_shapes, only_at_optimum, profile_of
-from trtopt.judge.protocol import LEAST_GAIN, Judge, Priced, PriceFile, Prices, Question, no_gain
+from trtopt.judge.protocol import LEAST_GAIN, Judge, Priced, PriceFile, Prices, Question, changes, no_gain
 from trtopt.judge.subgraph import CutError, Cutter, structure_key
 from trtopt.precision.decide import plan_for
 from trtopt.precision.observe.ranges import int8_sqnr_db
@@ -100,6 +101,8 @@ class Guard:
         form: The model as it is judged; the same node names.
         judge: Says what a graph with its precision written costs.
         file: Prices of other runs with this judge; None for none.
+        memory_gbs: Memory bandwidth of the GPU in GB/s. A tensor between two kernels is priced as the cache holds it,
+            which depends on what else runs; so the bytes that 8-bit adds have to be paid at this rate besides.
     """
 
     problem: Problem
@@ -108,6 +111,7 @@ class Guard:
     judge: Judge
     on_event: OnEvent
     file: PriceFile | None = None
+    memory_gbs: float = math.inf
     _prices: Prices = field(init=False)
     _following: Region | None = field(init=False, default=None)
     _subgraphs: dict[str, Subgraph | str] = field(default_factory=dict)
@@ -365,8 +369,13 @@ class Guard:
             return RegionVerdict(region, {}, f"it cannot be built in 8-bit: {error.what}", before)
         region_us = (share if share.kernels else before).predicted_us
         found = RegionVerdict(region, form, "", before, after, region_us=region_us)
-        pays = found.saved_us > 0 and found.saved_us >= _least(found)
-        return found if pays else replace(found, kept={}, reason=no_gain(before, after))
+        if found.saved_us <= 0 or found.saved_us < _least(found):
+            return replace(found, kept={}, reason=no_gain(before, after))
+        added_us = max(after.bytes - before.bytes, 0) / (self.memory_gbs * 1e3)
+        if found.saved_us - added_us < _least(found):
+            text = f"it pays in the cache only: the bytes it adds take {added_us:.1f} us from memory"
+            return replace(found, kept={}, reason=f"{text}; {changes(before, after)}")
+        return found
 
     def _subgraph(self, region: Region) -> Subgraph | str:
         if region.name not in self._subgraphs:
