@@ -371,11 +371,15 @@ class Guard:
         found = RegionVerdict(region, form, "", before, after, region_us=region_us)
         if found.saved_us <= 0 or found.saved_us < _least(found):
             return replace(found, kept={}, reason=no_gain(before, after))
-        added_us = max(after.bytes - before.bytes, 0) / (self.memory_gbs * 1e3)
+        added_us = self.memory_us(after.bytes - before.bytes)
         if found.saved_us - added_us < _least(found):
             text = f"it pays in the cache only: the bytes it adds take {added_us:.1f} us from memory"
             return replace(found, kept={}, reason=f"{text}; {changes(before, after)}")
         return found
+
+    def memory_us(self, added: int) -> float:
+        """The microseconds that the memory takes for bytes that are added; 0 where there are fewer."""
+        return max(added, 0) / (self.memory_gbs * 1e3)
 
     def _subgraph(self, region: Region) -> Subgraph | str:
         if region.name not in self._subgraphs:
