@@ -37,6 +37,9 @@ Choice = Mapping[str, QuantizedOp]
 """The 8-bit nodes and their forms; the others are 16-bit."""
 
 _ROUNDS = 4
+_UNCACHED = 0.5
+"""Share of the bytes a region adds that its gain has to pay from memory: what lies between two kernels is priced as
+the cache holds it, and whether it does depends on what else runs."""
 _RESIDUAL_GAIN = 0.25
 """Share of the least gain that a residual in 8 bits has to win."""
 _RESIDUAL_SQNR_DB = 30.0
@@ -101,8 +104,7 @@ class Guard:
         form: The model as it is judged; the same node names.
         judge: Says what a graph with its precision written costs.
         file: Prices of other runs with this judge; None for none.
-        memory_gbs: Memory bandwidth of the GPU in GB/s. A tensor between two kernels is priced as the cache holds it,
-            which depends on what else runs; so the bytes that 8-bit adds have to be paid at this rate besides.
+        memory_gbs: Memory bandwidth of the GPU in GB/s.
     """
 
     problem: Problem
@@ -373,13 +375,13 @@ class Guard:
             return replace(found, kept={}, reason=no_gain(before, after))
         added_us = self.memory_us(after.bytes - before.bytes)
         if found.saved_us - added_us < _least(found):
-            text = f"it pays in the cache only: the bytes it adds take {added_us:.1f} us from memory"
+            text = f"it pays in the cache only: half of the bytes it adds take {added_us:.1f} us from memory"
             return replace(found, kept={}, reason=f"{text}; {changes(before, after)}")
         return found
 
     def memory_us(self, added: int) -> float:
-        """The microseconds that the memory takes for bytes that are added; 0 where there are fewer."""
-        return max(added, 0) / (self.memory_gbs * 1e3)
+        """The microseconds that memory takes for its share of bytes that are added; 0 where there are fewer."""
+        return _UNCACHED * max(added, 0) / (self.memory_gbs * 1e3)
 
     def _subgraph(self, region: Region) -> Subgraph | str:
         if region.name not in self._subgraphs:
