@@ -167,6 +167,15 @@ def test_a_gain_that_the_added_bytes_would_eat_from_memory_is_none(added_us: flo
     )
 
 
+def test_the_whole_network_pays_for_the_bytes_it_adds() -> None:
+    """Two regions win 4 us each, and 1 us for their bytes; the network is 4 us slower than they claim."""
+    memory_gbs = 0.5 * 100 / (1.0 * 1e3)
+    assert kept(guard_of(chain(), RuleJudge(wide_pay, whole_us=4.0), memory_gbs=memory_gbs).choose())
+    found = guard_of(chain(), RuleJudge(wide_pay, whole_us=6.5), memory_gbs=memory_gbs).choose()
+    assert not kept(found)
+    assert any("with 2.0 us for half of the bytes that it adds" in verdict.reason for verdict in found.verdicts)
+
+
 UNEVEN = "g (float[2,32,16,16] x) => (float[2,64,14,14] y) { r = Relu(x) c = Conv (r, w) y = Relu(c) }"
 
 

@@ -152,7 +152,7 @@ class Guard:
         verdicts = tuple(_with_options(same) for same in zip(verdicts, *(item[1] for item in found), strict=True))
         if before is not None and after is not None:
             choice, verdicts, after = self._trimmed(choice, verdicts, before, after)
-        if before is not None and choice and _time(after) > before.predicted_us * (1 - LEAST_GAIN / 10):
+        if before is not None and choice and self._gains_too_little(before, after):
             choice, verdicts, after = self._nothing(verdicts, before, after)
         self.on_event(Event("end", "guard"))
         return Guarded(choice, verdicts, before, after)
@@ -257,7 +257,9 @@ class Guard:
     ) -> tuple[Choice, tuple[RegionVerdict, ...], Cost]:
         reason = "the whole network cannot be judged with it"
         if after is not None:
+            added_us = self.memory_us(after.bytes - before.bytes)
             least = f"the whole network gains less than {LEAST_GAIN / 10:.1%}"
+            least += f", with {added_us:.1f} us for half of the bytes that it adds" if added_us else ""
             reason = f"{least}: {before.predicted_us:.1f} -> {after.predicted_us:.1f} us"
         return {}, tuple(replace(v, kept={}, reason=reason) if v.kept else v for v in verdicts), before
 
@@ -378,6 +380,11 @@ class Guard:
             text = f"it pays in the cache only: half of the bytes it adds take {added_us:.1f} us from memory"
             return replace(found, kept={}, reason=f"{text}; {changes(before, after)}")
         return found
+
+    def _gains_too_little(self, before: Cost, after: Cost | None) -> bool:
+        """Whether 8-bit is not worth it on the whole network."""
+        added_us = 0.0 if after is None else self.memory_us(after.bytes - before.bytes)
+        return _time(after) + added_us > before.predicted_us * (1 - LEAST_GAIN / 10)
 
     def memory_us(self, added: int) -> float:
         """The microseconds that memory takes for its share of bytes that are added; 0 where there are fewer."""
