@@ -1,12 +1,13 @@
-"""FP16 and INT8 of trained models on a real GPU, by ONNX Runtime's CUDA provider, against what trtopt verified on the CPU.
+"""FP16 and INT8 of trained models on a real GPU, by ONNX Runtime's CUDA provider, against what a build verified.
 
-    python benchmarks/accuracy/on_gpu.py prepare FOLDER [MODELS]   on any machine: models, samples, outputs of FP32 and of the twin
-    python on_gpu.py run FOLDER OUT.json                           on the GPU: needs NumPy and onnxruntime-gpu alone
+    python benchmarks/accuracy/on_gpu.py prepare FOLDER [MODELS]   on any machine: models, samples, outputs of FP32
+                                                                   and of the twin
+    python on_gpu.py run FOLDER OUT.json                           on the GPU: NumPy and onnxruntime-gpu alone
     python benchmarks/accuracy/on_gpu.py table OUT.json            the table of the README
 
-The twin is the FP32 form that rounds wherever the engine does: it is what `trtopt build` judges without a GPU. `plain` is the
-whole network cast to FP16. One more network, made here, holds values above 65504 in its middle and not at its end: FP16 on a GPU
-overflows there.
+The twin is the FP32 form that rounds wherever the engine does: it is what `trtopt build` judges without a GPU. `plain`
+is the whole network cast to FP16. One more network, made here, holds values above 65504 in its middle and not at its
+end: FP16 on a GPU overflows there.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ SAMPLES = 48
 FORMS = ("plain", "fp16", "int8")
 NAMES = ("resnet20_cifar10", "squeezenet11_fp16", "fastestdet_coco", "dscnn_kws", "mnist_cntk", "crepe_tiny")
 Feeds = Mapping[str, np.ndarray]
+Run = Callable[[Feeds], list[np.ndarray]]
 
 
 def sqnr_db(want: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> float:
@@ -93,7 +95,7 @@ def _prepare_one(folder: Path, name: str, model: Path, feeds: Sequence[Feeds]) -
     for form in ("fp16", "int8"):
         options: dict[str, Any] = {"keep_all_int8": True, "allow_accuracy_loss": True} if form == "int8" else {}
         trtopt.optimize(model, precision=form, calib=calib, output=folder / f"{name}.{form}.onnx", **options)
-    runs: dict[str, Callable[[Feeds], list[np.ndarray]]] = {"want": as_stored(model)}
+    runs: dict[str, Run] = {"want": as_stored(model)}
     found: dict[str, np.ndarray] = {}
     for index, feed in enumerate(feeds):
         found.update({f"in {index} {key}": value for key, value in feed.items()})
@@ -107,7 +109,7 @@ def _prepare_one(folder: Path, name: str, model: Path, feeds: Sequence[Feeds]) -
     print(name, flush=True)
 
 
-def _keep(found: dict[str, np.ndarray], what: str, run: Callable[[Feeds], list[np.ndarray]], feeds: Sequence[Feeds]) -> None:
+def _keep(found: dict[str, np.ndarray], what: str, run: Run, feeds: Sequence[Feeds]) -> None:
     for index, feed in enumerate(feeds):
         found.update({f"{what} {index} {place}": value for place, value in enumerate(run(feed))})
 
@@ -139,15 +141,11 @@ def run(folder: Path, out: Path) -> None:
             gpu = []
             for index in range(count):
                 feed = {key.split()[2]: value for key, value in data.items() if key.startswith(f"in {index} ")}
-                gpu.append(
-                    session.run(None, {k: v.astype(np.float16) if k in halves else v for k, v in feed.items()})
-                )
+                gpu.append(session.run(None, {k: v.astype(np.float16) if k in halves else v for k, v in feed.items()}))
             twin = [_outputs(data, f"twin-{form}", index) for index in range(count)]
             cpu = [_outputs(data, f"cpu-{form}", index) for index in range(count)]
             row = {"model": path.stem, "form": form, "samples": count}
-            row.update(
-                gpu=_over(want, gpu), twin=_over(want, twin), cpu=_over(want, cpu), gpu_to_twin=_over(twin, gpu)
-            )
+            row.update(gpu=_over(want, gpu), twin=_over(want, twin), cpu=_over(want, cpu), gpu_to_twin=_over(twin, gpu))
             row["top1"] = _agreement(want, gpu), _agreement(want, twin)
             results["rows"].append(row)
             print(row, flush=True)
@@ -156,9 +154,13 @@ def run(folder: Path, out: Path) -> None:
 
 def _over(want: Sequence[Sequence[np.ndarray]], got: Sequence[Sequence[np.ndarray]]) -> float | None:
     """All samples together; None for outputs that are not finite."""
-    joined = [[np.concatenate([np.ravel(sample[place]) for sample in side]) for place in range(len(side[0]))] for side in (want, got)]
-    value = sqnr_db(*joined)
+    value = sqnr_db(*(_joined(side) for side in (want, got)))
     return round(value, 2) if np.isfinite(value) else None
+
+
+def _joined(samples: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    """Each output of all samples, flat."""
+    return [np.concatenate([np.ravel(sample[place]) for sample in samples]) for place in range(len(samples[0]))]
 
 
 def _agreement(want: Sequence[Sequence[np.ndarray]], got: Sequence[Sequence[np.ndarray]]) -> float:
@@ -168,9 +170,11 @@ def _agreement(want: Sequence[Sequence[np.ndarray]], got: Sequence[Sequence[np.n
 
 def table(path: Path) -> None:
     """Print the results as Markdown."""
-    print("| model | form | GPU, dB | twin, dB | file on the CPU, dB | GPU against twin, dB | top-1 GPU / twin |\n|---|---|---|---|---|---|---|")
+    print("| model | form | GPU, dB | twin, dB | file on the CPU, dB | GPU against twin, dB | top-1 GPU / twin |")
+    print("|---" * 7 + "|")
     for row in json.loads(path.read_text())["rows"]:
-        cells = ["not finite" if row[key] is None else f"{row[key]:.1f}" for key in ("gpu", "twin", "cpu", "gpu_to_twin")]
+        values = [row[key] for key in ("gpu", "twin", "cpu", "gpu_to_twin")]
+        cells = ["not finite" if value is None else f"{value:.1f}" for value in values]
         gpu, twin = row["top1"]
         print(f"| {row['model']} | {row['form']} | {' | '.join(cells)} | {gpu:.1%} / {twin:.1%} |")
 

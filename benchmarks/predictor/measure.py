@@ -2,12 +2,14 @@
 
     python measure.py OUT.csv [--seconds 400] [--seed 0] [--dry]
 
-Needs PyTorch alone, none of trtopt. Every time is that of one call in a CUDA graph of many equal ones, replayed; the median
-over the replays, so that what the host does is in none. Products take turns with five weights of their own, as in the
-tables others published; attention takes turns with inputs that together exceed the L2 cache twice; all other kernels run on
-the same data again and again. Values are random: zeros run faster. `nodes` counts the graph's nodes per call (kernels, copies).
+Needs PyTorch alone, none of trtopt. Every time is that of one call in a CUDA graph of many equal ones, replayed; the
+median over the replays, so that what the host does is in none. Products take turns with five weights of their own, as
+in the tables others published; attention takes turns with inputs that together exceed the L2 cache twice; all other
+kernels run on the same data again and again. Values are random: zeros run faster. `nodes` counts the graph's nodes per
+call (kernels, copies).
 
-Of each kind the cases come in a random order and get their share of the seconds; what was not reached is not in the file.
+Of each kind the cases come in a random order and get their share of the seconds; what was not reached is not in the
+file.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from random import Random
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.sparse import SparseSemiStructuredTensor, to_sparse_semi_structured
 
@@ -76,8 +78,10 @@ def random(*shape: int, dtype: str) -> torch.Tensor:
 
 
 # Matrix products: m rows, weights [k, n] of networks' layers.
-PAIRS = ((768, 768), (2304, 768), (3072, 768), (768, 3072), (1024, 1024), (4096, 1024), (1024, 4096), (1280, 1280),
-         (5120, 1280), (2048, 2048), (8192, 2048), (4096, 4096), (14336, 4096), (4096, 14336), (512, 2048), (320, 1280))  # fmt: skip
+PAIRS = (
+    (768, 768), (2304, 768), (3072, 768), (768, 3072), (1024, 1024), (4096, 1024), (1024, 4096), (1280, 1280),
+    (5120, 1280), (2048, 2048), (8192, 2048), (4096, 4096), (14336, 4096), (4096, 14336), (512, 2048), (320, 1280),
+)  # fmt: skip
 ROWS = (1, 8, 16, 32, 64, 128, 197, 256, 512, 1024, 1576, 2048, 4096, 8192)
 
 
@@ -117,14 +121,17 @@ def _sparse(m: int, n: int, k: int) -> Callable[[int], list[Call]]:
     return make
 
 
-# Convolutions (c, k, size of the picture, kernel, stride, groups): ResNet, MobileNet, EfficientNet, ConvNeXt, YOLO, U-Net.
-CONVS = ((3, 64, 224, 7, 2, 1), (64, 64, 56, 1, 1, 1), (64, 64, 56, 3, 1, 1), (64, 256, 56, 1, 1, 1), (256, 64, 56, 1, 1, 1),
-         (256, 512, 56, 1, 2, 1), (128, 128, 28, 3, 1, 1), (128, 128, 56, 3, 2, 1), (512, 128, 28, 1, 1, 1), (256, 256, 14, 3, 1, 1),
-         (1024, 256, 14, 1, 1, 1), (256, 1024, 14, 1, 1, 1), (512, 512, 7, 3, 1, 1), (512, 2048, 7, 1, 1, 1), (32, 64, 112, 3, 1, 1),
-         (64, 128, 80, 3, 2, 1), (320, 320, 32, 3, 1, 1), (640, 640, 16, 3, 1, 1), (128, 128, 128, 3, 1, 1), (64, 64, 256, 3, 1, 1),
-         (96, 384, 56, 1, 1, 1), (24, 144, 56, 1, 1, 1), (160, 960, 7, 1, 1, 1), (256, 256, 40, 3, 1, 1), (3, 96, 224, 4, 4, 1),
-         (48, 48, 64, 5, 1, 1), (144, 144, 28, 3, 1, 9), (96, 96, 56, 7, 1, 96), (32, 32, 112, 3, 1, 32), (144, 144, 56, 3, 2, 144),
-         (576, 576, 14, 3, 1, 576), (240, 240, 14, 5, 1, 240))  # fmt: skip
+# Convolutions (c, k, size of the picture, kernel, stride, groups) of ResNet, MobileNet, ConvNeXt, YOLO, U-Net.
+CONVS = (
+    (3, 64, 224, 7, 2, 1), (64, 64, 56, 1, 1, 1), (64, 64, 56, 3, 1, 1), (64, 256, 56, 1, 1, 1),
+    (256, 64, 56, 1, 1, 1), (256, 512, 56, 1, 2, 1), (128, 128, 28, 3, 1, 1), (128, 128, 56, 3, 2, 1),
+    (512, 128, 28, 1, 1, 1), (256, 256, 14, 3, 1, 1), (1024, 256, 14, 1, 1, 1), (256, 1024, 14, 1, 1, 1),
+    (512, 512, 7, 3, 1, 1), (512, 2048, 7, 1, 1, 1), (32, 64, 112, 3, 1, 1), (64, 128, 80, 3, 2, 1),
+    (320, 320, 32, 3, 1, 1), (640, 640, 16, 3, 1, 1), (128, 128, 128, 3, 1, 1), (64, 64, 256, 3, 1, 1),
+    (96, 384, 56, 1, 1, 1), (24, 144, 56, 1, 1, 1), (160, 960, 7, 1, 1, 1), (256, 256, 40, 3, 1, 1),
+    (3, 96, 224, 4, 4, 1), (48, 48, 64, 5, 1, 1), (144, 144, 28, 3, 1, 9), (96, 96, 56, 7, 1, 96),
+    (32, 32, 112, 3, 1, 32), (144, 144, 56, 3, 2, 144), (576, 576, 14, 3, 1, 576), (240, 240, 14, 5, 1, 240),
+)  # fmt: skip
 
 
 def convolutions() -> Iterator[Case]:
@@ -221,6 +228,16 @@ _ROW_CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+def compiled() -> Iterator[Case]:
+    """The same rows by torch.compile: one kernel each, which holds a row of up to 1024 elements."""
+    for op, count, length in itertools.product(
+        ("layer_norm", "rms_norm", "softmax"), (1576, 16384), (197, 384, 768, 1024, 2048, 4096, 8192)
+    ):
+        run = torch.compile(_ROW_CALLS[op], dynamic=False)
+        sizes = {"count": count, "length": length}
+        yield Case("rows", f"{op} compiled", "fp16", sizes, _simple(run, (count, length), "fp16"))
+
+
 def _simple(run: Callable[[torch.Tensor], Any], shape: Sequence[int], dtype: str) -> Callable[[int], list[Call]]:
     def make(sets: int) -> list[Call]:
         x = random(*shape, dtype=dtype)
@@ -311,7 +328,10 @@ def graphs() -> Iterator[Case]:
 
 
 # Products of layers and what follows them: what one more kernel costs behind a product.
-BEFORE = ((1576, 768, 768), (1576, 3072, 768), (1024, 1024, 1024), (1024, 4096, 1024), (6272, 256, 256), (197, 768, 3072), (8192, 1280, 1280))
+BEFORE = (
+    (1576, 768, 768), (1576, 3072, 768), (1024, 1024, 1024), (1024, 4096, 1024), (6272, 256, 256), (197, 768, 3072),
+    (8192, 1280, 1280),
+)  # fmt: skip
 BEHIND: dict[str, Callable[[torch.Tensor], Any]] = {
     "nothing": lambda y: y,
     "relu": torch.relu,
@@ -341,8 +361,9 @@ def kinds(seed: int) -> list[Kind]:
         Kind("pair", 0.05, list(pairs())),
         Kind("gemm", 0.22, list(products())),
         Kind("conv", 0.2, list(convolutions())),
-        Kind("attention", 0.25, list(attentions())),
+        Kind("attention", 0.19, list(attentions())),
         Kind("rows", 0.12, list(rows())),
+        Kind("compiled", 0.06, list(compiled())),
         Kind("memory", 0.06, list(streams())),
         Kind("layout", 0.07, list(layouts())),
     ]
@@ -422,6 +443,7 @@ def main() -> None:
         _dry(args.seed)
         return
     torch.backends.cudnn.benchmark = True
+    torch._dynamo.config.recompile_limit = 64  # a shape each
     SparseSemiStructuredTensor._FORCE_CUTLASS = False
     failures: dict[str, int] = {}
     with args.out.open("w", newline="") as file:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attention_data import attention
 from data import Dataset, Sample, product
-from norms_data import layer_norm, row_work, softmax
+from norms_data import layer_norm, looped, row_work, softmax
 
 from trtopt.hardware.spec import find_gpu
 from trtopt.profiling.engine_layers import convolution
@@ -33,24 +33,41 @@ def measured(table: str, kind: str, ops: tuple[str, ...] = (), dtypes: tuple[str
     Args:
         table: Of :data:`GPUS`.
         kind: As the table names it.
-        ops: The operators, or all; those of attention by their first word.
+        ops: The operators, or all.
         dtypes: The types, or all.
     """
-    with gzip.open(MEASURED / f"{table}.csv.gz", "rt") as file:
-        rows = csv.DictReader(line for line in file if not line.startswith("#"))
-        samples = [
-            _sample(row)
-            for row in rows
-            if row["kind"] == kind
-            and (not ops or row["op"] in ops or row["op"].split()[0] in ops)
-            and (not dtypes or row["dtype"] in dtypes)
-        ]
+    samples = [
+        _sample(row)
+        for row in _rows_of(table)
+        if row["kind"] == kind and (not ops or row["op"] in ops) and (not dtypes or row["dtype"] in dtypes)
+    ]
     return Dataset(f"{table} {kind}", find_gpu(GPUS[table]), tuple(samples))
 
 
+def behind_products(table: str) -> Dataset:
+    """What an element-wise kernel on the result of a product adds to the time of the product alone."""
+    rows = [row for row in _rows_of(table) if row["kind"] == "pair"]
+    alone = {row["sizes"]: float(row["us"]) for row in rows if row["op"] == "nothing"}
+    samples = []
+    for row in rows:
+        if row["op"] in ("relu", "add", "gelu"):
+            sizes = _sizes(row)
+            work = _memory(row["op"], Precision(row["dtype"]), {"elements": sizes["m"] * sizes["n"]})
+            samples.append(Sample(work, float(row["us"]) - alone[row["sizes"]], f"{row['op']} {row['sizes']}"))
+    return Dataset(f"{table} behind products", find_gpu(GPUS[table]), tuple(samples))
+
+
+def _rows_of(table: str) -> list[Mapping[str, str]]:
+    with gzip.open(MEASURED / f"{table}.csv.gz", "rt") as file:
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+
+
+def _sizes(row: Mapping[str, str]) -> dict[str, int]:
+    return {name: int(value) for name, value in (item.split(":") for item in row["sizes"].split())}
+
+
 def _sample(row: Mapping[str, str]) -> Sample:
-    sizes = {name: int(value) for name, value in (item.split(":") for item in row["sizes"].split())}
-    work = _READ[row["kind"]](row["op"], Precision(row["dtype"]), sizes)
+    work = _READ[row["kind"]](row["op"], Precision(row["dtype"]), _sizes(row))
     return Sample(work, float(row["us"]), f"{row['op']} {row['dtype']} {row['sizes']}")
 
 
@@ -84,6 +101,8 @@ def _attention(op: str, dtype: Precision, s: Sizes) -> Work:
 
 def _rows(op: str, dtype: Precision, s: Sizes) -> Work:
     count, length = s["count"], s["length"]
+    if op.endswith("compiled"):
+        return row_work(count, length, dtype, looped(length), "softmax" if op.startswith("softmax") else "ln")
     if op == "softmax":
         return row_work(count, length, dtype, softmax(length), "softmax")
     if op == "sum":
