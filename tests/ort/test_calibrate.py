@@ -103,7 +103,7 @@ def test_a_broken_reference_is_recorded_and_warned_of() -> None:
     assert found.table.stats["y"].nonfinite == found.table.stats["y"].count
     warnings = [event.text for event in events if event.kind == "warning"]
     assert len(warnings) == 1
-    assert "y (12288 of 12288 elements)" in warnings[0]
+    assert "y (Log): 12288 of 12288 elements" in warnings[0]
 
 
 def test_progress_is_told_sample_by_sample() -> None:

@@ -65,7 +65,7 @@ def sqnr(report: BuildReport) -> float:
 
 @pytest.mark.parametrize(
     ("options", "share"),
-    [({}, 0.2578), ({"weight_block": "32"}, 0.2813), ({"weights": "int8"}, 0.5039)],
+    [({}, 0.2578), ({"weight_block": "32"}, 0.2813), ({"weight_block": 32}, 0.2813), ({"weights": "int8"}, 0.5039)],
 )
 def test_weights_take_the_bytes_of_their_format_and_of_their_scales(
     options: dict[str, str], share: float, tmp_path: Path
@@ -139,6 +139,7 @@ def test_int8_products_keep_their_operands(tmp_path: Path) -> None:
         ({"weights": "int3"}, UsageError, "int3"),
         ({"weights": "int8", "weight_block": "64"}, UsageError, "--weights int4"),
         ({"weight_block": "17"}, UsageError, "17"),
+        ({"weight_block": 17}, UsageError, "not a value|a text"),
         ({"weights": "nvfp4", "gpu": "L4"}, TargetError, "FP4"),
         ({"weights": "mxfp8", "gpu": "A100"}, TargetError, "FP8"),
     ],

@@ -141,3 +141,25 @@ def test_a_model_that_brings_narrow_weights_builds(kind: str, dtype: str, precis
     )
     assert any(found.startswith(dtype) for found in types_of_constants(report))
     assert report.accuracy is not None and report.accuracy.outputs["y"].sqnr_db > 40
+
+
+def test_activations_in_nvfp4_compute_in_fp4(tmp_path: Path) -> None:
+    """Weights and activations of a Model Optimizer export, in a kernel of FP4 operands."""
+    network = quantized_elsewhere("nvfp4")
+    product = next(node for node in network.graph.node if node.op_type == "MatMul")
+    x = product.input[0]
+    nodes = [
+        helper.make_node("TRT_FP4DynamicQuantize", [x, "tensor"], ["xq", "xs"], domain="trt", axis=-1, block_size=16),
+        helper.make_node("DequantizeLinear", ["xs", "tensor"], ["xsd"]),
+        helper.make_node("DequantizeLinear", ["xq", "xsd"], ["xd"], axis=-1, block_size=16),
+    ]
+    product.input[0] = "xd"
+    others = list(network.graph.node)
+    del network.graph.node[:]
+    network.graph.node.extend([*nodes, *others])
+    network.graph.initializer.append(constant("tensor", np.float32(0.002)))
+    report = trtopt.build(network, output=tmp_path / "m.engine", precision="fp16", gpu="RTX 5090", recipes="none")
+    assert report.engine is not None and report.engine.layers is not None
+    types = [{t.dtype for t in layer.inputs} for layer in report.engine.layers if product.name in layer.onnx_nodes]
+    assert {"FP4E2M1", "FP8"} in types, types
+    assert report.accuracy is not None and report.accuracy.outputs["y"].sqnr_db > 20

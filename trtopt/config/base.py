@@ -303,6 +303,7 @@ def checked(name: str, option: Option, kind: FieldKind, value: Any) -> Any:
 
 def _text(name: str, option: Option, value: Any) -> str:
     text = str(os.fspath(value)) if isinstance(value, os.PathLike) and option.path else value
+    text = str(text) if type(text) is int and str(text) in option.choices else text
     _expect(name, value, "a text that is not empty", isinstance(text, str) and text != "")
     _expect(name, value, "a text without null characters", "\0" not in str(text))
     if option.choices and text not in option.choices:

@@ -78,7 +78,7 @@ class BuildOptions(ModelOptions, SampleOptions, total=False):
     compare_tensors: bool
     keep_all_int8: bool
     weights: Literal["int4", "int8", "nvfp4", "mxfp8"] | None
-    weight_block: Literal["32", "64", "128"] | None
+    weight_block: Literal[32, 64, 128, "32", "64", "128"] | None
     keep_all_weights: bool
     lora: Texts
     lora_inputs: float | None

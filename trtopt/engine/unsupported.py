@@ -13,6 +13,7 @@ import onnx_ir as ir
 from trtopt.engine.backend import TENSORRT, Backend
 from trtopt.graph import edit
 from trtopt.graph.resize import is_antialiased
+from trtopt.support.dynamic_fp4 import is_dynamic_fp4
 from trtopt.support.nms_plugins import is_written_out
 
 
@@ -161,7 +162,7 @@ def why_unsupported(node: ir.Node, backend: Backend, *, plugins: bool) -> Unsupp
         if remedy is None and backend != TENSORRT:
             remedy = _NOT_ON_RTX.get(node.op_type)
         return _form_unsupported(node) if remedy is None else Unsupported(f"{name} does not run {node.op_type}", remedy)
-    if plugins or (node.domain == "com.microsoft" and node.op_type in _CONTRIBUTED):
+    if plugins or is_dynamic_fp4(node) or (node.domain == "com.microsoft" and node.op_type in _CONTRIBUTED):
         return None
     if backend == TENSORRT and node.op_type.endswith(_OWN_PLUGIN):
         return None

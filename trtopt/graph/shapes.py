@@ -17,6 +17,7 @@ from trtopt.graph.dims import name_dimensions
 from trtopt.graph.edit import Names, all_graphs, all_nodes, dims_of_value, remove_node, static_shape, subgraphs_of
 from trtopt.graph.fold import constant_branches, fold_shapes, inline_branch
 from trtopt.graph.skeleton import flat_skeleton, skeleton
+from trtopt.support import dynamic_fp4
 
 _SWEEPS = 16
 """Rounds of inference and constant evaluation before shapes that depend on data are given up."""
@@ -26,6 +27,8 @@ _SHAPE_OF_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 
 _INFERABLE = ("", "ai.onnx.ml")
 """Domains of operators that ONNX has shape inference for."""
+
+dynamic_fp4.register()
 
 _Dims = tuple[int | str | None, ...]
 
@@ -164,7 +167,7 @@ def _quick_shapes(model: ir.Model, inputs: Mapping[str, tuple[int, ...]]) -> dic
     for info in proto.graph.input:
         info.type.tensor_type.shape.Clear()
         info.type.tensor_type.shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=n) for n in inputs[info.name])
-    inferable = {name for node in proto.graph.node if node.domain in _INFERABLE for name in node.output}
+    inferable = {name for node in proto.graph.node if _is_inferable(node) for name in node.output}
     for info in proto.graph.output:
         if info.name in inferable and info.type.HasField("tensor_type"):
             info.type.tensor_type.ClearField("shape")
@@ -185,7 +188,11 @@ def _is_flat(model: ir.Model) -> bool:
 
 def _custom(model: ir.Model) -> list[ir.Value]:
     """The outputs of operators that ONNX has no inference for."""
-    return [value for node in model.graph if node.domain not in _INFERABLE for value in node.outputs if value.name]
+    return [value for node in model.graph if not _is_inferable(node) for value in node.outputs if value.name]
+
+
+def _is_inferable(node: ir.Node | onnx.NodeProto) -> bool:
+    return node.domain in _INFERABLE or (node.domain, node.op_type) == dynamic_fp4.OPERATOR
 
 
 def _checked_inputs(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -224,7 +231,7 @@ def _forget(model: ir.Model) -> None:
     """Drop what is said about values that ONNX can infer, but for the types of the outputs."""
     types = {value: value.type for value in model.graph.outputs}
     for node in all_nodes(model.graph):
-        if node.domain in _INFERABLE:
+        if _is_inferable(node):
             for value in node.outputs:
                 value.shape, value.type = None, None
     for value, type_ in types.items():

@@ -285,6 +285,7 @@ def _check_precision(precision: Precision | None, target: BuildTarget) -> None:
         raise TargetError("The target has no FP8 units", where=f"--gpu {target.gpu_name}", remedy=remedy)
 
 
+_FP4 = ir.DataType.FLOAT4E2M1
 _UNITS = {"nvfp4": Precision.FP4, "mxfp8": Precision.FP8}
 """Formats of weights that only GPUs with units for the type read."""
 
@@ -463,8 +464,18 @@ def read_files(settings: BuildSettings, loaded: ModelArtifact) -> dict[str, Any]
 
 
 def _check_types(settings: BuildSettings, model: ir.Model) -> None:
-    """Refuse to prune a model that is to keep types other than FP32: pruning and its predictions would be in FP32."""
-    config = settings.config
+    """Refuse to prune a model that is to keep types other than FP32: pruning and its predictions would be in FP32.
+
+    And FP4 in the model, for a GPU that does not read it.
+    """
+    config, target = settings.config, settings.target
+    fp4 = next((v for node in model.graph for v in (*node.inputs, *node.outputs) if v and v.dtype == _FP4), None)
+    if fp4 is not None and (target.gpu is None or not supports(target.gpu, Precision.FP4)):
+        what, remedy = (
+            "The model holds FP4, which the target does not read",
+            "name a GPU of compute capability 10.0 or ",
+        )
+        raise TargetError(what, where=f"tensor {fp4.name}, --gpu {target.gpu_name}", remedy=f"{remedy}12.0 with --gpu")
     if prunes(config) and settings.precision is None and to_fp32(model) is not model:
         raise UsageError(
             "Weights are pruned in FP32, and the model holds other floating types",

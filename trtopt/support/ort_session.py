@@ -18,6 +18,7 @@ import onnx_ir as ir
 from trtopt.errors import InvalidModelError, ResourceError
 from trtopt.support._lazy import require
 from trtopt.support.dequantize import fold_unknown
+from trtopt.support.dynamic_fp4 import write_out_dynamic_fp4
 from trtopt.support.nms_plugins import written_out
 
 Feeds = Mapping[str, np.ndarray]
@@ -117,6 +118,7 @@ class OrtSession:
         try:
             whole = written_out(model)
             clone = whole.clone() if outputs is None else with_outputs(whole, outputs)
+            write_out_dynamic_fp4(clone)
             fold_unknown(clone)
             _widen_bf16_borders(clone)
             _shield_outputs(clone)

@@ -176,7 +176,7 @@ def collect(
         in_threads(samples.with_rows(), work, workers, _TASK)
     table = RangeTable({name: builder.finish() for name, builder in builders.items()})
     on_event(Event("end", _TASK))
-    _warn_nonfinite(table, on_event)
+    _warn_nonfinite(model, table, on_event)
     return Calibration(table, samples.source, rows, time.perf_counter() - started, peak_rss_bytes())
 
 
@@ -222,18 +222,37 @@ def _check_names(model: ir.Model, wanted: Mapping[str, bool]) -> frozenset[str]:
     return frozenset(inputs)
 
 
-def _warn_nonfinite(table: RangeTable, on_event: OnEvent) -> None:
-    broken = [name for name, stats in table.stats.items() if stats.nonfinite]
-    if broken:
-        share = table.stats[broken[0]]
-        on_event(
-            Event(
-                "warning",
-                _TASK,
-                text=f"{len(broken)} tensors hold NaN or infinity in the FP32 reference, the first {broken[0]} "
-                f"({share.nonfinite} of {share.count} elements): the model or the samples are at fault",
-            )
-        )
+def _warn_nonfinite(model: ir.Model, table: RangeTable, on_event: OnEvent) -> None:
+    """Say which tensors are not finite. It need not be a fault: relative positions (T5) take the logarithm of zero,
+    cast it to an integer and leave that out."""
+    broken = {name for name, stats in table.stats.items() if stats.nonfinite}
+    if not broken:
+        return
+    made = [(str(value.name), node) for node in model.graph for value in node.outputs if value.name in broken]
+    first, maker = made[0] if made else (min(broken), None)
+    share = table.stats[first]
+    where = first if maker is None else f"{first} ({maker.op_type})"
+    ends = sorted({node.op_type for node in model.graph if _is_end(node, broken)})
+    leaks = any(_leaks(value, table, broken) for node in model.graph for value in node.outputs)
+    why = "the model or the samples are at fault" if leaks or not ends else f"they end in {' and '.join(ends)}"
+    text = f"{len(broken)} tensors hold NaN or infinity in the FP32 reference, the first {where}: {share.nonfinite} of "
+    on_event(Event("warning", _TASK, text=f"{text}{share.count} elements; {why}"))
+
+
+def _is_end(node: ir.Node, broken: Collection[str]) -> bool:
+    """Whether a node reads what is not finite, and what it makes holds no such number."""
+    reads = any(value is not None and value.name in broken for value in node.inputs)
+    return reads and not any(value.name in broken for value in node.outputs)
+
+
+def _leaks(value: ir.Value, table: RangeTable, broken: Collection[str]) -> bool:
+    """Whether what is not finite reaches an output, or a floating tensor that was not observed."""
+    if value.name in broken:
+        return value.is_graph_output()
+    node = value.producer()
+    reads = node is not None and any(given is not None and given.name in broken for given in node.inputs)
+    is_floating = value.dtype is None or value.dtype.is_floating_point()
+    return reads and is_floating and value.name not in table.stats
 
 
 def peak_rss_bytes() -> int:
