@@ -71,10 +71,23 @@ def largest_difference(path: Path, main: Path, shapes: list[dict[str, tuple[int,
             for name, value in whole.items():
                 if parts[name].shape != value.shape:
                     return f"{name}: {list(parts[name].shape)} for {list(value.shape)}"
-                if value.size:
-                    off = np.abs(parts[name].astype(np.float64) - value).max()
-                    worst = max(worst, float(off / max(np.abs(value.astype(np.float64)).max(), 1e-9)))
+            worst = max(worst, apart(list(whole.values()), [parts[name] for name in whole]))
     return worst
+
+
+def apart(whole: list[np.ndarray], parts: list[np.ndarray]) -> float:
+    """The largest difference over the largest element of its output; of detections, each from the one nearest to it:
+    where scores are equal but for rounding, they change places."""
+    scales = [max(float(np.abs(value.astype(np.float64)).max(initial=0)), 1e-9) for value in whole]
+    if whole[0].ndim in (1, 2) and len({len(value) for value in whole}) == 1:
+        one, other = (
+            np.concatenate([each.reshape(len(each), -1) / scale for each, scale in zip(found, scales, strict=True)], 1)
+            for found in (whole, parts)
+        )
+        off = np.abs(one[:, None] - other[None]).max(axis=2)
+        return float(max(off.min(axis=0).max(initial=0), off.min(axis=1).max(initial=0)))
+    pairs = zip(whole, parts, scales, strict=True)
+    return max(float(np.abs(part.astype(np.float64) - value).max(initial=0)) / scale for value, part, scale in pairs)
 
 
 def tried(path: Path, work: Path, *, is_fixed: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from scipy.optimize import least_squares
 
 from trtopt.roofline.batch import Batch
 from trtopt.roofline.constants import Constants
-from trtopt.roofline.layer import is_sustained, launch_us
+from trtopt.roofline.layer import is_light, is_sustained, launch_us
 from trtopt.roofline.work import Work
 
 Array = NDArray[np.float64]
@@ -118,8 +118,10 @@ class Measured:
 
     def predict(self, constants: Constants) -> Array:
         """Predicted microseconds, the launch included."""
-        latency = launch_us(self.dataset.gpu, constants, timing=self.dataset.timing)
-        latency += (self.dataset.tensors - 1) * constants.event_us
+        gpu, timing = self.dataset.gpu, self.dataset.timing
+        light = np.array([is_light(work) for work in self.batch.works], dtype=bool)
+        heavy_us, light_us = (launch_us(gpu, constants, timing=timing, light=each) for each in (False, True))
+        latency = np.where(light, light_us, heavy_us) + (self.dataset.tensors - 1) * constants.event_us
         total = self.batch.predict(constants).total + latency
         if self.has_beside.any():
             launch = launch_us(self.dataset.gpu, constants)

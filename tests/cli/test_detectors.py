@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +125,11 @@ def test_the_command_of_the_page_finds_the_form_and_keeps_the_figure(
     between = None if report["host"] is None else [item["name"] for item in report["host"]["between"]]
     assert between == host
     assert report["accuracy"]["selections"] == {"nms": ["chosen"], "yolov10": ["rows_found"]}.get(form, [])
-    assert (tmp_path / "model.rtx.engine").is_file()
+    program = re.search(r"```python\n(.*?)```", (DOCS / "detectors.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert program is not None
+    done = subprocess.run([sys.executable, "-c", program[1]], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    names = {line.split()[0] for line in done.stdout.splitlines()}
+    assert names == {item.name for item in onnx.load(tmp_path / "model.onnx").graph.output}, done.stderr
 
 
 def test_the_command_for_pixels_in_the_engine_runs(trtopt: Run, tmp_path: Path) -> None:

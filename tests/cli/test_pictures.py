@@ -96,6 +96,17 @@ def test_what_cannot_be_is_refused_with_a_remedy(
     assert not list(folder.glob("*.engine*"))
 
 
+def test_sensitivity_prepares_pictures_as_it_is_told(trtopt: Run, folder: Path) -> None:
+    done = trtopt("sensitivity", "model.onnx", "--calib", "pictures")
+    assert done.returncode == 0 and "guessed" in done.stderr, done.stderr
+    said = trtopt("sensitivity", "model.onnx", "--calib", "pictures", "--eval", "val", "--preprocess", "scale=255")
+    assert said.returncode == 0 and said.stderr == "", said.stderr
+    assert "2 regions on 30 samples" in said.stdout
+    np.savez(folder / "x.npz", x=np.zeros((2, 3, 8, 8), np.float32))
+    done = trtopt("sensitivity", "model.onnx", "--calib", "x.npz", "--preprocess", "scale=255")
+    assert "--preprocess has no effect" in done.stderr
+
+
 def test_a_network_that_takes_no_pictures_says_so(trtopt: Run, folder: Path) -> None:
     model = small_model()
     for value in (model.graph.input[0], *model.graph.value_info):

@@ -144,3 +144,20 @@ def test_a_metric_that_is_nothing_in_fp32_is_said_to_be(tmp_path: Path) -> None:
         assert report.accuracy is not None and report.accuracy.metric is not None
         warned[report.accuracy.metric.baseline] = [text for text in report.warnings if "top1 is 0 in FP32" in text]
     assert len(warned[0.0]) == 1 and not warned[1.0]
+
+
+@pytest.mark.parametrize(("shift", "side"), [(-1, "higher"), (1, "lower")])
+def test_labels_that_are_counted_otherwise_are_said_to_be(shift: int, side: str, tmp_path: Path) -> None:
+    """As for a network of TensorFlow, whose class 0 is nothing; labels that are wrong in other ways are not."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[1, 9] x) => (float[1, 9] y) { y = Relu(x) }'
+    )
+    samples = np.random.default_rng(0).random((40, 9), np.float32)
+    samples[:, 1:8] += 1
+    right = samples.argmax(axis=1)
+    for labels, expected in ((right + shift, [f"if every label were one {side}"]), ((right + 3) % 9, [])):
+        np.savez(tmp_path / "s.npz", x=samples, __labels__=labels)
+        path = tmp_path / "o.onnx"
+        report = trtopt.optimize(model, calib=tmp_path / "s.npz", metric="top1", output=path, recipes="none")
+        assert [text in "".join(report.warnings) for text in expected] == [True] * len(expected)
+        assert expected or not any("every label" in text for text in report.warnings)

@@ -46,8 +46,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def settled(folder: Path, metric: Any, preprocess: str | None = None) -> tuple[PictureSamples, list[str]]:
-    model, said = ir.from_onnx_text(NET), []
+def settled(
+    folder: Path, metric: Any, preprocess: str | None = None, network: str = NET
+) -> tuple[PictureSamples, list[str]]:
+    model, said = ir.from_onnx_text(network), []
 
     def listen(event: Event) -> None:
         if event.kind == "warning":
@@ -64,6 +66,15 @@ def test_the_way_that_agrees_with_the_labels_is_taken_and_said(folder: Path) -> 
     assert (found.how.scale, found.how.color, found.how.mean) == (1.0, "bgr", (0.0, 0.0, 0.0))
     assert found.how.describe() in said[-1] and "top1 1.000" in said[-1] and "of 10 usual ways" in said[-1]
     assert len(list(found)) == 24 and found.sha256 != settled(folder, None)[0].sha256
+
+
+def test_bytes_may_be_blue_first(folder: Path) -> None:
+    pixels = "(uint8[N, 8, 8, 3] bytes) => (float[N, 4] scores)"
+    turned = "{ y = Cast <to = 1> (bytes) x = Transpose <perm = [0, 3, 1, 2]> (y)"
+    network = NET.replace("(float[N, 3, 8, 8] x) => (float[N, 4] scores)", pixels).replace("> {", f"> {turned}")
+    found, said = settled(folder, "top1", network=network)
+    assert (found.how.dtype, found.how.layout, found.how.color) == ("uint8", "nhwc", "bgr")
+    assert "top1 1.000" in said[-1] and "of 2 usual ways" in said[-1]
 
 
 def test_without_labels_it_is_guessed_and_said(folder: Path) -> None:

@@ -144,6 +144,11 @@ def yolo_nas() -> list[np.ndarray]:
     return [boxes, scores]
 
 
+def raw_of_tensorflow() -> list[np.ndarray]:
+    boxes, scores = yolo_nas()
+    return [scores, boxes[..., [1, 0, 3, 2]] / SIZE]
+
+
 def pp_yoloe() -> list[np.ndarray]:
     boxes, scores = yolo_nas()
     return [boxes, scores.transpose(0, 2, 1)]
@@ -153,6 +158,12 @@ def ssd_without_its_end() -> list[np.ndarray]:
     """The class of nothing is the first."""
     nothing = np.concatenate([np.full((2, BOXES, 1), 0.97), scored(0, 0.9)], axis=-1)
     return [nothing, placed(TRUTH[..., 1:]) / SIZE]
+
+
+def yolov8_turned() -> list[np.ndarray]:
+    """Boxes and classes as rows, and twice."""
+    boxes, scores = yolo_nas()
+    return [np.concatenate([middle(boxes), scores], axis=-1)]
 
 
 def detr() -> list[np.ndarray]:
@@ -193,7 +204,9 @@ def labels(monkeypatch: pytest.MonkeyPatch) -> Labels:
         (nms, "nms", "yxyx", "pixels", "index"),
         (yolox, "yolox", "cxcywh", "pixels", "index"),
         (yolo_nas, "rtdetr", "xyxy", "pixels", "index"),
+        (raw_of_tensorflow, "rtdetr", "yxyx", "shares", "index"),
         (pp_yoloe, "rtdetr", "xyxy", "pixels", "index"),
+        (yolov8_turned, "rtdetr", "cxcywh", "pixels", "index"),
         (ssd_without_its_end, "rtdetr", "xyxy", "shares", "one"),
         (scores_as_fifth, "ssd", "xyxy", "pixels", "index"),
         (ssd_of_tensorflow, "ssd", "yxyx", "shares", "one"),
@@ -217,19 +230,42 @@ def test_the_form_is_the_one_whose_boxes_agree_with_the_labels(
     assert said.form == form and silence == ""
 
 
+@pytest.mark.parametrize("make", [yolov5, ssd, yolov8_turned])
+def test_forms_are_told_apart_where_the_first_pictures_show_nothing(
+    labels: Labels, make: Callable[[], list[np.ndarray]]
+) -> None:
+    """Every form is as good on eight pictures without a box; those behind them tell."""
+    first, nothing = fitted("map50", None, Fixed(make()), [FEEDS], labels)[0], np.zeros((0, 6), np.float32)
+    values: list[np.ndarray] = [nothing] * 10 + [np.asarray(value) for value in labels.values]
+    later = replace(labels, files=labels.files * 6, values=values)
+    measure, note = fitted("map50", None, Fixed(make()), [FEEDS] * 6, later)
+    assert measure.form == first.form and "on 12 labelled pictures" in note
+
+
+def with_more(head: str, more: np.ndarray) -> Fixed:
+    """A YOLO whose boxes have 32 values more behind their scores, such as of a mask."""
+    (output,) = yolov8() if head == "yolov8" else yolov5()
+    rows = more if head == "yolov5" else more.transpose(0, 2, 1)
+    return Fixed([np.concatenate([output, rows], axis=2 if head == "yolov5" else 1)])
+
+
 @pytest.mark.parametrize("head", ["yolov8", "yolov5"])
 def test_masks_and_keypoints_behind_the_scores_are_none_of_them(labels: Labels, head: str) -> None:
     """As of YOLO v8's and v5's networks for segmentation and poses: the labels name the classes."""
-    axis = 1 if head == "yolov8" else 2
-    (output,) = yolov8() if head == "yolov8" else yolov5()
-    shape = list(output.shape)
-    shape[axis] = 32
-    more = [np.concatenate([output, np.random.default_rng(0).normal(0, 9, shape)], axis=axis)]
+    network = with_more(head, np.random.default_rng(0).normal(0, 9, (2, BOXES, 32)))
     named = replace(labels, classes=("a", "b", "c", "d", "e", "f"))
-    measure, note = fitted("map50", None, Fixed(more), [FEEDS], named)
+    measure, note = fitted("map50", None, network, [FEEDS], named)
     assert measure.form.head == head and measure.form.count == CLASSES and "count=6" in note
-    assert measure(Fixed(more), [FEEDS], named) == pytest.approx(1.0)
-    assert fitted("map50", f"{head},count=6", Fixed(more), [FEEDS], named)[0].form == measure.form
+    assert measure(network, [FEEDS], named) == pytest.approx(1.0)
+    assert fitted("map50", f"{head},count=6", network, [FEEDS], named)[0].form == measure.form
+
+
+def test_labels_without_names_have_the_classes_that_occur_where_that_is_better(labels: Labels) -> None:
+    masks = with_more("yolov8", np.random.default_rng(0).normal(0, 9, (2, BOXES, 32)))
+    measure, _ = fitted("map50", None, masks, [FEEDS], labels)
+    assert measure.form.count == CLASSES and measure(masks, [FEEDS], labels) == pytest.approx(1.0)
+    others = with_more("yolov8", np.full((2, BOXES, 32), 0.002))
+    assert fitted("map50", None, others, [FEEDS], labels)[0].form.count is None
 
 
 def test_classes_of_floats_are_told_from_scores() -> None:
@@ -297,6 +333,16 @@ def test_a_crowd_takes_any_number_of_boxes_and_counts_for_none() -> None:
     wanted = [np.array([[0, 0, 0, 10, 10, 0], [0, 20, 20, 60, 60, 1]], float)]
     found = [np.array([[21, 21, 30, 30, 0.95, 0], [31, 31, 40, 40, 0.9, 0], [0, 0, 10, 10, 0.8, 0]], float)]
     assert coco("map50", found, wanted) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("shape", [(3, SIZE, SIZE), (SIZE, SIZE, 3)])
+def test_pictures_may_come_without_a_batch(shape: tuple[int, ...]) -> None:
+    (picture, _), network = truth(), Fixed([part[0] for part in ssd()])
+    feeds = [{"tokens": np.zeros((2, 5)), "x": np.zeros(shape, np.float32)}]
+    classes = np.array(IDS)[picture[:, :1].astype(int)]
+    measure, _ = fitted("map50", None, network, feeds, np.concatenate([classes, picture[:, 1:]], axis=1)[None])
+    assert (measure.form.head, measure.form.unit) == ("ssd", "shares")
+    assert measure.form.classes in ("index", "id")
 
 
 def test_pictures_without_boxes_and_without_answers_are_counted() -> None:

@@ -443,5 +443,5 @@ def test_streams_that_wait_and_copies_are_layers_of_their_own() -> None:
     }
     gpu = find_gpu("L4")
     relu_us, sync_us, copy_us = (layer_time(found[name], gpu).predicted_us for name in found)
-    assert 0.5 < sync_us / 2 < copy_us / 2 < relu_us
+    assert sync_us / 2 < 0.2 < relu_us < copy_us / 2
     assert list(by_name(count(model, relu))) == ["k"]

@@ -420,6 +420,18 @@ def test_refused_nodes_that_no_output_needs_are_left_to_the_recipes(tmp_path: Pa
 def test_outputs_whose_size_depends_on_data_are_known(tmp_path: Path) -> None:
     model = infer_shapes(ir.from_proto(detectors.detector()))
     assert sizes_vary(model) == ("detections", "selected")
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 17]>
+        g (float[1, 9] x) => (float[1, K] best, float[1, T] rest, float[1, 4] same)
+        <int64[1] one = {1}, int64[1] zero = {0}> {
+            is_high = Greater (x, least) numbers = Cast <to = 7> (is_high) count = ReduceSum (numbers, one)
+            k = Reshape (count, one) best, places = TopK (x, k) rest = Slice (x, zero, k, one)
+            shape = Shape (x) all = Gather (shape, one) four = Sub (all, five) same, where_they_are = TopK (x, four)
+        }""")
+    constants = {"least": np.float32(0.5), "five": np.array([5])}
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.asarray(each), name) for name, each in constants.items()
+    )
+    assert sizes_vary(infer_shapes(ir.from_proto(proto))) == ("best", "rest")
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,22 @@ def test_a_network_of_a_fixed_batch_takes_so_many_at_once(tmp_path: Path) -> Non
     assert samples.notes[-1] == "1 pictures are left out, since the network takes 2 at a time"
 
 
+def test_a_network_may_take_pictures_without_a_batch(tmp_path: Path) -> None:
+    """As torchvision's detectors."""
+    for index in range(2):
+        save(tmp_path / f"{index}.png", RED + np.uint8(index))
+    (tmp_path / "p.py").write_text(
+        "import numpy as np\ndef f(image):\n    return np.float32(image).transpose(2, 0, 1)\n"
+    )
+    for how in ("scale=1", f"{tmp_path / 'p.py'}:f"):
+        samples = opened(tmp_path, InputSpec("x", F32, (3, 8, "w")), preprocess=how, shapes={"x": (3, 8, 8)})
+        assert [(array["x"].shape, array["x"][2, 0, 0]) for array in samples] == [((3, 8, 8), 50), ((3, 8, 8), 51)]
+    last = opened(tmp_path, InputSpec("x", F32, (8, 8, 3)), preprocess="scale=1")
+    assert next(iter(last))["x"][0, 0].tolist() == [200, 100, 50]
+    with pytest.raises(UsageError, match="takes no pictures"):
+        opened(tmp_path, InputSpec("x", F32, (1, 80, 300)))
+
+
 def test_the_sizes_asked_for_hold_where_nothing_else_says_one(tmp_path: Path) -> None:
     save(tmp_path / "a.png", RED)
     spec, shapes = InputSpec("x", F32, ("n", 3, "h", "w")), {"x": (4, 3, 32, 48)}
@@ -192,6 +208,16 @@ def test_folders_named_by_numbers_are_indices(tmp_path: Path) -> None:
     for name in ("007/a.png", "12/b.png"):
         save(tmp_path / name)
     assert np.array_equal(opened(tmp_path).labels, [7, 12])
+    (tmp_path / "classes.txt").write_text("shoe\nhat\n")
+    assert np.array_equal(opened(tmp_path).labels, [7, 12])
+    (tmp_path / "classes.txt").write_text("12\n007\n")
+    assert np.array_equal(opened(tmp_path).labels, [1, 0])
+
+
+def test_the_parts_of_a_data_set_are_no_classes(tmp_path: Path) -> None:
+    for name in ("train/cat/a.png", "Val/dog/b.png"):
+        save(tmp_path / name)
+    assert opened(tmp_path).labels is None
 
 
 @pytest.mark.parametrize(
@@ -202,12 +228,31 @@ def test_folders_named_by_numbers_are_indices(tmp_path: Path) -> None:
         ("label;image\n3;x/a.png\n1;y/b.png\n", [3, 1]),
         ("file,value\na,0.5\nb,1\n", [0.5, 1.0]),
         ("file,class\na.png,dog\nb.png,cat\n", [1, 0]),
+        ("breed,id\ndog,a\ncat,b\n", [1, 0]),
+        ("3,a.png\n1,b.png\n", [3, 1]),
+        (",species,target,photo\n0,x,3,C:\\val\\a.png\n1,y,1,b.png\n", [3, 1]),
+        ("file,class\na.png,dog\nb.png,cat\na.png,dog\nb.png,\n", [1, 0]),
     ],
 )
 def test_a_table_says_the_label(tmp_path: Path, text: str, expected: list[float]) -> None:
     save(tmp_path / "a.png"), save(tmp_path / "b.png")
     (tmp_path / "labels.csv").write_text(text)
     assert np.array_equal(opened(tmp_path).labels, expected)
+
+
+def test_a_list_as_imagenet_has_them_is_a_table_too(tmp_path: Path) -> None:
+    save(tmp_path / "val/a.png"), save(tmp_path / "val/b.png")
+    (tmp_path / "val.txt").write_text("a.png 65\nval/b.png 970\n")
+    assert np.array_equal(opened(tmp_path / "val", labels=tmp_path / "val.txt").labels, [65, 970])
+    (tmp_path / "val.tsv").write_text("image\tlabel\na\tblack bear\nb\tant\n")
+    assert np.array_equal(opened(tmp_path / "val", labels=tmp_path / "val.tsv").labels, [1, 0])
+
+
+def test_a_table_of_other_pictures_is_said_to_be_one(tmp_path: Path) -> None:
+    save(tmp_path / "a.png")
+    (tmp_path / "labels.csv").write_text("photo,species,site\nx.png,cat,1\n")
+    with pytest.raises(UsageError, match="None of the labels is of a picture"):
+        opened(tmp_path)
 
 
 def test_pictures_without_a_label_are_left_out(tmp_path: Path) -> None:
@@ -239,6 +284,49 @@ def test_boxes_of_coco_and_yolo_are_placed_in_the_input(tmp_path: Path) -> None:
     (tmp_path / "labels/a.txt").write_text("1 0.5 0.5 0.5 0.5\n2 0 0 0.5 0 0.5 0.25\n")
     found = labels_of(opened(tmp_path, spec, preprocess="resize=32x32"))
     assert placed.boxes(found, 0).tolist() == [[1, 8, 8, 24, 24, 0], [2, 0, 0, 16, 8, 0]]
+
+
+@pytest.mark.parametrize("points", [1, 2, 4, 17])
+def test_keypoints_behind_a_box_are_passed_over(tmp_path: Path, points: int) -> None:
+    save(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text("0 0.5 0.5 0.5 0.5" + " 0.1 0.9 2" * points + "\n")
+    assert np.asarray(labels_of(opened(tmp_path)).values[0]).tolist() == [[0, 0.25, 0.25, 0.75, 0.75, 0]]
+
+
+def test_what_coco_s_categories_are_kinds_of_is_no_class(tmp_path: Path) -> None:
+    save(tmp_path / "a.png")
+    pets: list[dict[str, Any]] = [
+        {"id": 0, "name": "pets", "supercategory": "none"},
+        {"id": 1, "name": "cat", "supercategory": "pets"},
+        {"id": 3, "name": "dog", "supercategory": "pets"},
+    ]
+    (tmp_path / "instances.json").write_text(json.dumps(coco(categories=pets)))
+    assert labels_of(opened(tmp_path)).ids == (1, 3)
+    pets[0] = {"id": 0, "name": "pets", "supercategory": "pets"}
+    pets[1]["supercategory"] = pets[2]["supercategory"] = "animal"
+    (tmp_path / "instances.json").write_text(json.dumps(coco(categories=pets)))
+    assert labels_of(opened(tmp_path)).ids == (0, 1, 3)
+
+
+def test_boxes_that_do_not_heed_how_a_picture_is_turned_are_refused(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[274] = 6
+    save(tmp_path / "a.png", np.zeros((8, 16, 3), np.uint8), exif=exif)
+    (tmp_path / "instances.json").write_text(json.dumps(coco()))
+    with pytest.raises(UsageError, match="8x16 as it is seen, and 16x8 by its labels") as caught:
+        placed.boxes(labels_of(opened(tmp_path)), 0)
+    assert "EXIF" in caught.value.remedy
+    (tmp_path / "instances.json").write_text(json.dumps(coco(8, 16)))
+    assert len(placed.boxes(labels_of(opened(tmp_path)), 0)) == 1
+
+
+def test_a_picture_that_coco_lists_twice_has_the_boxes_of_both(tmp_path: Path) -> None:
+    save(tmp_path / "a.png")
+    twice = coco()
+    twice["images"].append({**twice["images"][0], "id": 6, "file_name": "val\\a.png"})
+    twice["annotations"].append({**twice["annotations"][0], "image_id": 6})
+    (tmp_path / "instances.json").write_text(json.dumps(twice))
+    assert len(np.asarray(labels_of(opened(tmp_path)).values[0])) == 2
 
 
 def test_yolo_s_two_folders_are_known(tmp_path: Path) -> None:
@@ -316,7 +404,12 @@ BAD_LABELS = [
     ("labels.csv", "file,class\nb.png,1\n"),
     ("labels.csv", 'file,class\n"a.png,1\n'),
     ("labels.csv", "file,class\na.png\n"),
+    ("labels.csv", "file,class\na.png,\n"),
+    ("labels.csv", "file,class\na.png,cat\na.png,dog\n"),
+    ("labels.csv", "file,cat,dog\na.png,0,1\n"),
     ("a.txt", "0 0.5 0.5 1\n"),
+    ("a.txt", "0 0.5 0.5 1 1 0.9\n"),
+    ("a.txt", "0 0.5 0.5 1 1 0.2 0.2 0.7\n"),
     ("a.txt", "person 0.5 0.5 1 1\n"),
     ("a.txt", "0 nan 0.5 1 1\n"),
     ("a.txt", "0 0.5 0.5 -1 1\n"),

@@ -80,6 +80,23 @@ def test_the_engine_computes_what_the_pipeline_computes(text: str, form: dict[st
     assert left.affine()[0].tolist() == [1, 1, 1] and not left.affine()[1].any()
 
 
+def test_pictures_without_a_batch(tmp_path: Path) -> None:
+    """As torchvision's detectors take them."""
+    proto = network()
+    proto.graph.node[0].input[0] = "whole"
+    proto.graph.node.insert(0, onnx.helper.make_node("Unsqueeze", ["x", "zero"], ["whole"]))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "zero"))
+    del proto.graph.input[0].type.tensor_type.shape.dim[0]
+    onnx.save(proto, tmp_path / "m.onnx")
+    before = load(tmp_path / "m.onnx")
+    after, left = in_model(before, said("imagenet,color=bgr", before.inputs, (SIDE, SIDE + 4, 3)))
+    assert after.inputs[0].shape == ("H", "W", 3) and left.size == (SIDE, SIDE + 4)
+    pixels = np.random.default_rng(1).integers(0, 256, (SIDE, SIDE + 4, 3), np.uint8)
+    values = (pixels[..., ::-1] / 255 - np.array([0.406, 0.456, 0.485])) / np.array([0.225, 0.224, 0.229])
+    outside = run(before.model, values.transpose(2, 0, 1).astype(np.float32))
+    np.testing.assert_allclose(run(after.model, pixels), outside, atol=1e-5, rtol=1e-5)
+
+
 def test_gray_pictures(tmp_path: Path) -> None:
     before = artifact(tmp_path, channels=1)
     after, left = in_model(before, said("mean=0.1307,std=0.3081,crop=12", before.inputs))
@@ -87,6 +104,19 @@ def test_gray_pictures(tmp_path: Path) -> None:
     outside = run(before.model, ((pixels / 255 - 0.1307) / 0.3081).transpose(0, 3, 1, 2).astype(np.float32))
     np.testing.assert_allclose(run(after.model, pixels), outside, atol=1e-5)
     assert left.color == "gray"
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_the_size_asked_for_is_that_of_the_pixels(layout: str, tmp_path: Path) -> None:
+    pillow = pytest.importorskip("PIL.Image", reason="pictures are read by Pillow: pip install 'trtopt[images]'")
+    before = artifact(tmp_path, layout=layout)
+    assert said("yolo", before.inputs, (1, 16, 24, 3)).size == (16, 24)
+    options: dict[str, Any] = {"preprocess_in_engine": True, "opt_shapes": [{"x": (1, 16, 24, 3)}], "recipes": "none"}
+    (tmp_path / "pictures").mkdir()
+    pillow.fromarray(np.zeros((9, 9, 3), np.uint8)).save(tmp_path / "pictures/a.png")
+    for more in ({"preprocess": "yolo"}, {"calib": tmp_path / "pictures"}):
+        trtopt.optimize(tmp_path / "m.onnx", output=str(tmp_path / "o.onnx"), gpu="L4", **options, **more)
+        assert load(tmp_path / "o.onnx").inputs[0].shape == (1, 16, 24, 3)
 
 
 def test_what_is_left_to_the_caller_is_said(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_brightness_and_colour_of_video_are_refused_with_the_reason(text: str) -
     assert "before the network" in caught.value.remedy and "BT.601" in caught.value.remedy
 
 
-@pytest.mark.parametrize("shape", [(1, 10), (1, 4, 224, 224), (3, 224, 224), (1, "C", 224, 224)])
+@pytest.mark.parametrize("shape", [(1, 10), (1, 4, 224, 224), (1, 224, 224), (1, "C", 224, 224)])
 def test_an_input_that_takes_no_pictures_is_named(shape: tuple[int | str, ...]) -> None:
     with pytest.raises(UsageError, match="'x' takes no pictures"):
         parse_preprocess("imagenet", spec(*shape))

@@ -68,6 +68,7 @@ def test_numbers_that_are_not_finite_are_null() -> None:
         "nonfinite": 7,
         "shapes_differ": 0,
         "tolerance": None,
+        "held_against": None,
         "ties": 0,
     }
     assert outputs["logits"]["sqnr_db"] == ACCURACY.outputs["logits"].sqnr_db

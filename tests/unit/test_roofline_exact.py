@@ -189,7 +189,7 @@ def test_12_blocks_on_8_sms_are_a_full_wave_and_half_a_wave() -> None:
 
 def test_time_of_element_wise_work_is_flat_for_small_tensors_then_linear_in_bytes() -> None:
     times = {moved: layer_time(memory_work(moved, moved // 4), V100).predicted_us for moved in (10**3, 10**5, 10**9)}
-    assert times[10**5] < 1.1 * times[10**3]
+    assert times[10**5] < 1.15 * times[10**3]
     assert layer_time(memory_work(2 * 10**9, 5 * 10**8), V100).predicted_us == pytest.approx(2 * times[10**9], rel=0.01)
 
 

@@ -32,13 +32,13 @@ Raw = tuple[np.ndarray, np.ndarray, np.ndarray]
 def forms_of(outputs: Sequence[np.ndarray], size: Size, count: int = 0) -> Iterator[BoxForm]:
     """The forms that outputs of such shapes may have, the most common first.
 
-    Indices that NonMaxSuppression selected leave no other. Edges in two outputs are those of networks that leave
-    overlaps to the caller (YOLO-NAS, SSD without its end), other than RT-DETR.
+    Indices that NonMaxSuppression selected leave no other. Edges and pixels are those of networks that leave overlaps
+    to the caller (YOLO-NAS, SSD without its end, YOLO v8 turned), other than RT-DETR.
 
     Args:
         outputs: Of the network, in graph order.
         size: Height and width of its input, in pixels.
-        count: How many classes the labels name; 0 where they name none.
+        count: How many classes the labels have.
     """
     every = itertools.product(("cxcywh", "xyxy"), ("pixels", "shares"), ("index", "id", "one"))
     ways: list[tuple[Corners, Unit, Classes]] = list(every)  # type: ignore[arg-type]
@@ -51,11 +51,12 @@ def forms_of(outputs: Sequence[np.ndarray], size: Size, count: int = 0) -> Itera
             continue
         stock = (form.corners, form.unit)
         for corners, unit, classes in sorted(ways, key=lambda way: (way[2] != "index", way[:2] != stock)):
-            iou = OVERLAP if form.head == "rtdetr" and corners == "xyxy" else form.iou
+            iou = OVERLAP if form.head == "rtdetr" and (corners, unit) != stock else form.iou
             yield replace(form, corners=corners, unit=unit, classes=classes, iou=iou)
-        if form.head in ("ssd", "nms"):
+        if form.head in ("ssd", "nms", "rtdetr"):
+            iou = OVERLAP if form.head == "rtdetr" else form.iou
             for unit, classes in itertools.product(get_args(Unit), get_args(Classes)):
-                yield replace(form, corners="yxyx", unit=unit, classes=classes)
+                yield replace(form, corners="yxyx", unit=unit, classes=classes, iou=iou)
 
 
 def _classes_of(head: Head, output: np.ndarray) -> int:
@@ -115,14 +116,17 @@ def _apart(found: np.ndarray, most: float) -> np.ndarray:
     ``most``: :data:`MOST_DETECTIONS` of them, whatever comes behind."""
     kept: list[int] = []
     sides = np.maximum(found[:, 2:4] - found[:, :2], 0)
-    areas, left = sides[:, 0] * sides[:, 1], np.arange(len(found))
+    areas, labels, left = sides[:, 0] * sides[:, 1], found[:, 5].copy(), np.arange(len(found))
     while len(left) and len(kept) < MOST_DETECTIONS:
         first, left = left[0], left[1:]
         kept.append(int(first))
-        low = np.maximum(found[first, :2], found[left, :2])
-        shared = np.maximum(np.minimum(found[first, 2:4], found[left, 2:4]) - low, 0).prod(axis=1)
-        is_apart = shared <= most * (areas[first] + areas[left] - shared)
-        left = left[is_apart | (found[left, 5] != found[first, 5])]
+        is_covered = labels[left] == labels[first]
+        same = left[is_covered]
+        low = np.maximum(found[first, :2], found[same, :2])
+        inner = np.maximum(np.minimum(found[first, 2:4], found[same, 2:4]) - low, 0)
+        shared = inner[:, 0] * inner[:, 1]
+        is_covered[is_covered] = ~(shared <= most * (areas[first] + areas[same] - shared))
+        left = left[~is_covered]
     return found[kept]
 
 

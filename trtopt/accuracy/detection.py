@@ -27,8 +27,13 @@ from trtopt.support.ort_session import Feeds
 NAMES = ("map50", "map")
 """The metrics of boxes alone; ``recall`` is one of classes, too."""
 
-_TRIED = 64
-"""Pictures that forms are tried on."""
+_FIRST, _TRIED = 8, 64
+"""Pictures that every form is tried on, and then the best of them."""
+
+_BEST = 4
+
+_Run = tuple[Sequence[np.ndarray], tuple[int, int], int]
+"""Outputs, height and width of the input, and the row of a picture."""
 
 LEAST = 0.01
 """mAP on them below which a form is taken for none: wrong ones agree with a label by chance."""
@@ -66,7 +71,8 @@ def fitted(
     """A metric of boxes, and in one line what was found of their form.
 
     Without ``--boxes`` the form is, of those that the outputs' shapes allow, the one whose boxes agree best with the
-    labels on the first pictures.
+    labels on the first pictures. That only as many values are scores as the labels have classes, where these are not
+    named, has to be better by :data:`LEAST`.
 
     Args:
         name: ``map50``, ``map`` or ``recall``.
@@ -81,7 +87,7 @@ def fitted(
     _wanted(name, labels, 0)
     if given is not None:
         return Detection(name, parse_boxes(given)), ""
-    runs: list[tuple[Sequence[np.ndarray], tuple[int, int], int]] = []
+    runs: list[_Run] = []
     for feeds in samples:
         size, rows = _input_of(feeds)
         outputs = reference.run(feeds)
@@ -89,11 +95,14 @@ def fitted(
         if len(runs) >= _TRIED:
             break
     wanted = _wanted(name, labels, len(runs))
-    tried = []
     named = len(labels.classes) if isinstance(labels, PictureLabels) else 0
-    for form in forms_of(*runs[0][:2], named):
-        boxes = [read_boxes(form, outputs, size, row) for outputs, size, row in runs]
-        tried.append((coco("map", [_mapped(item, labels, form) for item in boxes], wanted), form))
+    forms = tuple(forms_of(*runs[0][:2], named or _highest(labels) + 1))
+    if len(forms) > _BEST:
+        first = _figures(forms, runs[:_FIRST], labels, wanted)
+        least = sorted(figure for figure, _ in first)[-_BEST]
+        tried = _figures([form for figure, form in first if figure >= least], runs, labels, wanted)
+    else:
+        tried = _figures(forms, runs, labels, wanted)
     named_outputs = zip(reference.output_names, runs[0][0], strict=True)
     shapes = ", ".join(f"{each} {list(output.shape)}" for each, output in named_outputs)
     if not tried:
@@ -102,18 +111,29 @@ def fitted(
             where=f"outputs: {shapes}",
             remedy="give a metric of your own: FILE.py:FUNCTION",
         )
-    best, form = max(tried, key=lambda item: item[0])
+    best, form = max(tried, key=lambda item: item[0] - (LEAST if item[1].count and not named else 0))
     if best < LEAST:
         raise UsageError(
             f"--metric {name}: the boxes agree with the labels in no form, mAP {best:.3f} at best"
-            f" ({len(tried)} tried on {len(runs)} pictures)",
+            f" ({len(forms)} tried on {len(runs)} pictures)",
             where=f"outputs: {shapes}",
             remedy="say the form with --boxes, and what is done to the pictures with --preprocess; boxes that count "
             "from anchors which the model does not hold need a metric of your own: FILE.py:FUNCTION",
         )
-    why = "the only one that the outputs allow" if len(tried) == 1 else f"of {len(tried)} forms it agrees best"
+    why = "the only one that the outputs allow" if len(forms) == 1 else f"of {len(forms)} forms it agrees best"
     said = f"boxes are read as --boxes {form.describe()}: {why}"
     return Detection(name, form), f"{said} (mAP {best:.3f} on {len(runs)} labelled pictures)"
+
+
+def _figures(
+    forms: Sequence[BoxForm], runs: Sequence[_Run], labels: Labels, wanted: Sequence[np.ndarray]
+) -> list[tuple[float, BoxForm]]:
+    """``map`` of each form on the pictures of ``runs``, the first of those that ``wanted`` holds the boxes of."""
+    found = []
+    for form in forms:
+        boxes = [_mapped(read_boxes(form, outputs, size, row), labels, form) for outputs, size, row in runs]
+        found.append((coco("map", boxes, wanted[: len(runs)]), form))
+    return found
 
 
 def are_boxes(labels: Labels) -> bool:
@@ -123,13 +143,20 @@ def are_boxes(labels: Labels) -> bool:
     return labels.ndim == 3 and labels.shape[-1] in (5, 6)
 
 
+def _highest(labels: Labels) -> int:
+    """The highest class that any picture has; -1 where none has a box."""
+    rows = labels.values if isinstance(labels, PictureLabels) else labels.reshape(-1, *labels.shape[-2:])
+    return max((int(np.asarray(row)[:, 0].max(initial=-1)) for row in rows), default=-1)
+
+
 def _input_of(feeds: Feeds) -> tuple[tuple[int, int], int]:
     """Height and width of the pictures in a sample, and how many there are."""
-    array = next((array for array in feeds.values() if array.ndim == 4), None)
-    if array is None:
+    array = max(feeds.values(), key=lambda array: (array.ndim == 4, array.ndim == 3))
+    if array.ndim not in (3, 4):
         raise needs("map", "a network that takes pictures", "give a metric of your own: FILE.py:FUNCTION")
-    height, width = array.shape[1:3] if array.shape[3] in (1, 3) else array.shape[2:]
-    return (height, width), array.shape[0]
+    shape = array.shape[-3:]
+    height, width = shape[:2] if shape[2] in (1, 3) else shape[1:]
+    return (height, width), array.shape[0] if array.ndim == 4 else 1
 
 
 def _wanted(name: str, labels: Labels, count: int) -> list[np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -26,6 +27,9 @@ _IGNORED = 255
 
 _MOST_CLASSES = 1 << 12
 
+_FEW, _CLEAR = 256, 0.2
+"""Samples that labels counted otherwise are compared with, and the least share of them that has to agree."""
+
 
 def no_scores(name: str, where: str) -> UsageError:
     """The error of a metric of classes for outputs that hold none."""
@@ -45,6 +49,28 @@ def top_1(runner: Runner, samples: Iterable[Feeds], labels: Labels) -> float:
     """Share of predictions that equal the labels."""
     wanted, predicted = _classes("top1", runner, samples, labels, lambda scores: top1(scores).ravel())
     return float((predicted == wanted).mean())
+
+
+def counted_otherwise(runner: Runner, samples: Iterable[Feeds], labels: np.ndarray) -> str:
+    """What is said of class labels that would fit if they were counted from another number; empty of others.
+
+    Networks that came from TensorFlow have a class for nothing before the others. Looked at are the first samples.
+    """
+    few = itertools.islice(samples, _FEW)
+    found = [next(filter(is_class_like, runner.run(feeds)), None) for feeds in few]
+    predicted = np.concatenate([top1(scores).ravel() for scores in found if scores is not None] or [np.zeros(0)])
+    wanted = labels.ravel()[: len(predicted)]
+    if len(predicted) != len(wanted):
+        return ""
+    shares = {shift: float((predicted == wanted + shift).mean()) for shift in (0, 1, -1)}
+    best = max(shares, key=lambda shift: shares[shift])
+    if best == 0 or shares[best] < max(_CLEAR, 3 * shares[0]):
+        return ""
+    side = "higher" if best > 0 else "lower"
+    return (
+        f"top1 is {shares[0]:.3f} and would be {shares[best]:.3f} if every label were one {side}: count classes as the "
+        "network does (of sub-folders by a classes.txt beside them that lists its classes)"
+    )
 
 
 def top_5(runner: Runner, samples: Iterable[Feeds], labels: Labels) -> float:
@@ -101,7 +127,8 @@ def _classes(
         raise UsageError(
             f"--metric {name}: the labels go from {low:g} to {high:g}, and there are {classes} classes",
             where=LABELS,
-            remedy="class indices start at 0; give the ones the model's outputs stand for",
+            remedy="class indices start at 0; give the ones the model's outputs stand for; of sub-folders with other "
+            "numbers in a classes.txt beside them, in order",
         )
     return wanted, predicted
 

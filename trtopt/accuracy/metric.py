@@ -215,7 +215,8 @@ def _there(name: str, labels: Labels | None) -> Labels:
         raise needs(
             name,
             "labels, and the evaluation samples have none",
-            f"save them in the .npz under {LABELS}, name them with --labels, or use --metric agreement",
+            "put pictures into a sub-folder for each class, name labels with --labels, save those of arrays in the "
+            f".npz under {LABELS}, or use --metric agreement",
         )
     return labels
 

@@ -34,6 +34,7 @@ from trtopt.pipeline.calibrate import Observer
 from trtopt.pipeline.pictures import with_preprocess
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.decode import open_given
+from trtopt.precision.observe.pictures import PictureOptions, PictureSamples
 from trtopt.precision.observe.samples import SYNTHETIC, open_samples
 from trtopt.precision.observe.stream import Samples
 from trtopt.precision.plan import FP16, PrecisionPlan
@@ -220,13 +221,16 @@ def _run(path: Path, config: SensitivityConfig, calib: Any, eval_samples: Any, c
     with clock.stage("load"):
         loaded = load(path)
     check_outputs(files_written(config), weight_files(loaded.model))
+    pictures = PictureOptions(config.preprocess, is_labelled=False)
     given = config.calib if calib is None else calib
     if given is None or (isinstance(given, str) and given == SYNTHETIC):
         samples = open_samples(SYNTHETIC, loaded.inputs, values=input_values(loaded.model))
     else:
-        samples = open_given(given, loaded.model, loaded.inputs)
+        samples = open_given(given, loaded.model, loaded.inputs, pictures=pictures)
     given = config.eval if eval_samples is None else eval_samples
-    check = samples if given is None else open_given(given, loaded.model, loaded.inputs)
+    check = samples if given is None else open_given(given, loaded.model, loaded.inputs, pictures=pictures)
+    if config.preprocess and not any(isinstance(each, PictureSamples) for each in (samples, check)):
+        clock.warn("samples", "--preprocess has no effect: the samples are no pictures")
     for each in dict.fromkeys((samples, check)):
         clock.say_taken(each.taken)
         with_preprocess(each, None, None, loaded.model, clock)

@@ -133,6 +133,10 @@ TIMING = "timing an engine"
 FILES = "files"
 GROUPS = (MODULE, PRECISION, SAMPLES, TARGET, REWRITES, BUILDER, TIMING, FILES)
 
+PREPROCESS_HELP = (
+    "what is done to pictures: imagenet, clip, yolo, keys such as resize=256,crop=224,scale=255, or FILE.py:FUNCTION "
+    "(default: guessed from the input)"
+)
 CALIB_HELP = (
     "calibration samples: .npz, .npy, .json (Polygraphy), a folder of these or of pictures, script.py:name of a "
     "loader, decode:prompts.npz (a decoder run on its own tokens), 'synthetic'"

@@ -14,6 +14,7 @@ from trtopt.config.base import (
     MARKDOWN_HELP,
     METRICS,
     PRECISION,
+    PREPROCESS_HELP,
     REPORT_HELP,
     REWRITES,
     SAMPLES,
@@ -84,14 +85,7 @@ class BuildConfig(Config):
         path="source",
         words=METRICS,
     )
-    preprocess: str | None = option_field(
-        None,
-        "what is done to pictures: imagenet, clip, yolo, keys such as resize=256,crop=224,scale=255, or "
-        "FILE.py:FUNCTION (default: guessed from the input)",
-        SAMPLES,
-        metavar="HOW",
-        path="script",
-    )
+    preprocess: str | None = option_field(None, PREPROCESS_HELP, SAMPLES, metavar="HOW", path="script")
     preprocess_in_engine: bool = switch_field(
         "let the engine take uint8 pixels, channels last, and do what --preprocess says but for sizes", SAMPLES
     )
@@ -351,6 +345,7 @@ class SensitivityConfig(Config):
         "auto", "how a tensor's INT8 range is chosen from its statistics", SAMPLES, choices=CALIB_METHODS
     )
     eval: str | None = samples_field("samples to measure errors on (default: the calibration samples)")
+    preprocess: str | None = option_field(None, PREPROCESS_HELP, SAMPLES, metavar="HOW", path="script")
     cache_dir: str | None = file_field(
         "folder for cached statistics and errors (default: ~/.cache/trtopt)",
         group=SAMPLES,

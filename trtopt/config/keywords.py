@@ -131,6 +131,7 @@ class SensitivityOptions(ModelOptions, SampleOptions, total=False):
     """Those of :func:`trtopt.sensitivity`: the fields of :class:`trtopt.SensitivityConfig`."""
 
     precision: EightBit
+    preprocess: str | None
     cache_dir: Path | None
     backend: Backend
     report: Path | None

@@ -107,7 +107,7 @@ def _form_unsupported(node: ir.Node) -> Unsupported | None:
         k = edit.constant_of(edit.input_of(node, 1))
         if k is not None and k.size == 1 and int(k.reshape(-1)[0]) > _MOST_K:
             return Unsupported(f"TopK takes at most {_MOST_K}, and here k is {int(k.reshape(-1)[0])}", "lower k")
-        if k is None and not _is_size(edit.input_of(node, 1)):
+        if k is None and not is_size(edit.input_of(node, 1)):
             return Unsupported("no compiler runs TopK with a k that is computed from data", "give k as a constant")
     return None
 
@@ -129,7 +129,7 @@ def _resize_unsupported(node: ir.Node) -> Unsupported | None:
     return None
 
 
-def _is_size(value: ir.Value | None) -> bool:
+def is_size(value: ir.Value | None) -> bool:
     """Whether a value follows from shapes, constants and inputs of whole numbers alone."""
     seen: set[ir.Node] = set()
     waiting = [value]

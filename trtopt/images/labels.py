@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -27,10 +27,14 @@ MOST_LABEL_BYTES = 1 << 30
 _MOST_BOX_BYTES = 1 << 20
 """Of a text file of YOLO: more than 10,000 boxes."""
 
+_MOST_COLUMNS = 64
+"""Of a CSV that are looked at."""
+
 Kind = Literal["class", "value", "boxes", "picture"]
 
 _FILE_NAMES = ("file", "filename", "file_name", "image", "image_id", "path", "name")
 _LABEL_NAMES = ("class_index", "class", "label", "class_id", "category", "target", "value", "score", "y")
+_SPLITS = frozenset("train training val valid validation dev test testing eval".split())
 CLASSES_FILE = "classes.txt"
 _REMEDY = "labels are sub-folders by class, a .csv (file, label), COCO's .json, YOLO's .txt, or a folder of pictures"
 
@@ -49,6 +53,7 @@ class Labels:
         classes: What the indices stand for, where names say it: sub-folders, names in a CSV, COCO's categories.
         ids: Of COCO's categories, in their order; a network may give these in place of indices.
         where: Where the labels are.
+        sizes: Height and width of each picture by COCO's file; empty where nothing says them.
         how: What is done to the pictures, once it is known: boxes, masks and targets go with it
             (:mod:`trtopt.images.placed`).
     """
@@ -59,6 +64,7 @@ class Labels:
     where: str
     classes: tuple[str, ...] = ()
     ids: tuple[int, ...] = ()
+    sizes: tuple[tuple[float, float], ...] = ()
     how: Preprocess | None = None
 
     def __len__(self) -> int:
@@ -66,7 +72,13 @@ class Labels:
 
     def __getitem__(self, part: slice) -> Labels:
         """Those of some of the pictures."""
-        return replace(self, files=self.files[part], values=self.values[part])
+        return self.of(range(len(self))[part])
+
+    def of(self, chosen: Sequence[int]) -> Labels:
+        """Those of the pictures at the places ``chosen``."""
+        values: Any = [self.values[index] for index in chosen]
+        sizes = tuple(self.sizes[index] for index in chosen) if self.sizes else ()
+        return replace(self, files=tuple(self.files[index] for index in chosen), values=values, sizes=sizes)
 
 
 def read_labels(folder: Path, files: Sequence[Path], given: Path | None) -> Labels | None:
@@ -75,8 +87,9 @@ def read_labels(folder: Path, files: Sequence[Path], given: Path | None) -> Labe
     Args:
         folder: Holds the pictures.
         files: They, in order.
-        given: The value of ``--labels``; None to look in the folder: for one ``.csv``, one ``.json`` of COCO, ``.txt``
-            of YOLO beside the pictures or in ``labels/``, then for sub-folders by class.
+        given: The value of ``--labels``, also a table in a ``.tsv`` or ``.txt``; None to look in the folder: for one
+            ``.csv``, one ``.json`` of COCO, ``.txt`` of YOLO beside the pictures or in ``labels/``, then for
+            sub-folders by class.
 
     Raises:
         UsageError: A file of labels cannot be read, does not fit the pictures, or there are several.
@@ -123,7 +136,7 @@ def _table(folder: Path, files: Sequence[Path], path: Path) -> Labels:
     suffix = path.suffix.lower()
     if suffix == ".json":
         return _coco(folder, files, content, str(path))
-    if suffix == ".csv":
+    if suffix in (".csv", ".tsv", ".txt"):
         return _csv(folder, files, content, path)
     raise _wrong("The labels are in no known format", str(path), _REMEDY)
 
@@ -142,21 +155,23 @@ def _named(folder: Path, files: Sequence[Path]) -> dict[str, Path]:
 
 
 def _by_folder(folder: Path, files: Sequence[Path]) -> Labels | None:
-    """The class is the first sub-folder: its number where all are numbers, else its place in :data:`CLASSES_FILE`, or
-    in the order of the names."""
+    """The class is the first sub-folder: its place in :data:`CLASSES_FILE`, else its number where all are numbers, else
+    its place in the order of the names. Folders that are called as the parts of a data set are none."""
     places = [file.relative_to(folder).parts[:-1] for file in files]
     if not all(places) or len({place[0] for place in places}) < 2:
         return None
-    names = sorted({place[0] for place in places})
-    if all(name.isascii() and name.isdecimal() and len(name) < 10 for name in names):
-        return Labels("class", tuple(files), [int(place[0]) for place in places], f"the sub-folders of {folder}")
-    listed = _class_names(folder) or tuple(names)
-    indices = {name: index for index, name in enumerate(listed)}
-    missing = next((name for name in names if name not in indices), None)
-    if missing is not None:
+    names, where = sorted({place[0] for place in places}), f"the sub-folders of {folder}"
+    if all(name.lower() in _SPLITS for name in names):
+        return None
+    listed = _class_names(folder)
+    missing = next((name for name in names if name not in listed), None)
+    if missing is not None and all(name.isascii() and name.isdecimal() and len(name) < 10 for name in names):
+        return Labels("class", tuple(files), [int(place[0]) for place in places], where)
+    if missing is not None and listed:
         raise _wrong(f"The class {missing!r} is not listed", str(folder / CLASSES_FILE), "list every class, one a line")
-    values = [indices[place[0]] for place in places]
-    return Labels("class", tuple(files), values, f"the sub-folders of {folder}", listed)
+    listed = listed or tuple(names)
+    indices = {name: index for index, name in enumerate(listed)}
+    return Labels("class", tuple(files), [indices[place[0]] for place in places], where, listed)
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
@@ -176,30 +191,60 @@ def _text(content: bytes, where: str) -> str:
 
 def _csv(folder: Path, files: Sequence[Path], content: bytes, path: Path) -> Labels:
     rows = _rows(_text(content, str(path)), str(path))
-    header = [word.strip().lower() for word in rows[0]]
-    columns = [
-        next((header.index(name) for name in names if name in header), None) for names in (_FILE_NAMES, _LABEL_NAMES)
-    ]
-    if columns[0] is not None and columns[1] is not None:
-        first, second, rows = columns[0], columns[1], rows[1:]
-    else:
-        first, second = 0, 1
-        named = _named(folder, files)
-        rows = rows if rows[0][0].strip() in named else rows[1:]
+    named = _named(folder, files)
+    first, second, is_titled = _columns(rows, named, str(path))
     found: dict[str, str] = {}
-    for number, row in enumerate(rows, start=2):
+    for number, row in enumerate(rows[is_titled:], start=1 + is_titled):
         if len(row) <= max(first, second):
             raise _wrong(f"Line {number} has {len(row)} values", str(path), "write a file and its label in each line")
-        found[row[first].strip().replace("\\", "/")] = row[second].strip()
-    chosen = _chosen(_named(folder, files), found, str(path))
-    return _of_words(chosen, folder, str(path))
+        name, label = row[first].strip().replace("\\", "/"), row[second].strip()
+        if label and found.setdefault(name, label) != label:
+            what = f"{name!r:.60} has the labels {found[name]!r:.30} and {label!r:.30}"
+            raise _wrong(
+                what, f"{path}, line {number}", "give a picture one label; boxes are COCO's .json or YOLO's .txt"
+            )
+    return _of_words(_chosen(named, found, str(path)), folder, str(path))
+
+
+def _columns(rows: Sequence[Sequence[str]], named: Mapping[str, Path], where: str) -> tuple[int, int, bool]:
+    """The columns of the pictures and of their labels, and whether the first line has titles.
+
+    Pictures are in the column that names the most of them, labels in that of a known title, or in the only other one.
+    """
+    titles = [word.strip().lower() for word in rows[0][:_MOST_COLUMNS]]
+    counts = [
+        sum(_found(named, row[column].strip()) is not None for row in rows if column < len(row))
+        for column in range(len(titles))
+    ]
+    known = [titles.index(name) for name in _FILE_NAMES if name in titles]
+    first = max((*known, *range(len(titles))), key=lambda column: counts[column])
+    is_titled = _found(named, rows[0][first].strip()) is None
+    others = [column for column in range(len(titles)) if column != first]
+    second = next((titles.index(name) for name in _LABEL_NAMES if name in titles and titles.index(name) != first), None)
+    if second is None and len(others) > 1 and counts[first]:
+        listed = ", ".join(rows[0][column].strip() or "(none)" for column in others)
+        raise _wrong(
+            f"Which column has the labels is not known: {listed:.200}", where, "title it class, label or value"
+        )
+    return first, others[0] if second is None else second, is_titled
+
+
+def _found(named: Mapping[str, Path], name: str) -> Path | None:
+    """The picture that a table calls so, whatever folder it says."""
+    name = name.replace("\\", "/")
+    return named.get(name) or named.get(name.rpartition("/")[2])
 
 
 def _rows(text: str, where: str) -> list[list[str]]:
     try:
         sample = text[:65536]
         comma = max(",;\t", key=sample.count)
-        rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=comma, strict=True) if row]
+        comma = comma if comma in sample else " "  # lists of ImageNet and Caffe
+        rows = [
+            row
+            for row in csv.reader(io.StringIO(text, newline=""), delimiter=comma, skipinitialspace=True, strict=True)
+            if row
+        ]
     except csv.Error as error:
         raise _wrong(f"The labels are no CSV: {error}", where, "write a file and its label in each line") from error
     if not rows or len(rows[0]) < 2:
@@ -209,12 +254,8 @@ def _rows(text: str, where: str) -> list[list[str]]:
 
 def _chosen(named: Mapping[str, Path], found: Mapping[str, str], where: str) -> dict[Path, str]:
     """Labels by picture, in the order of the pictures. What is listed and is not there is in another folder."""
-    by_file = {named[name]: label for name, label in found.items() if name in named}
-    by_file.update(
-        (named[name.rpartition("/")[2]], label)
-        for name, label in found.items()
-        if name not in named and name.rpartition("/")[2] in named
-    )
+    by_file = {file: label for name, label in found.items() if (file := _found(named, name)) is not None}
+    by_file.update((named[name], label) for name, label in found.items() if name in named)
     if not by_file:
         raise _wrong(
             "None of the labels is of a picture in the folder",
@@ -267,6 +308,7 @@ class _Annotation(msgspec.Struct):
 class _Category(msgspec.Struct):
     id: int
     name: str = ""
+    supercategory: str | None = None
 
 
 class _Coco(msgspec.Struct):
@@ -284,7 +326,11 @@ def _coco(folder: Path, files: Sequence[Path], content: bytes, where: str) -> La
             where,
             "write images (id, file_name, width, height), annotations (image_id, category_id, bbox) and categories",
         ) from error
-    categories = sorted({item.id: item.name for item in data.categories}.items())
+    used = {item.category_id for item in data.annotations}
+    above = {item.supercategory for item in data.categories if item.supercategory != item.name}
+    # A category without boxes that the others are kinds of (Roboflow writes one, with the id 0) is no class.
+    named_by_id = {item.id: item.name for item in data.categories if item.id in used or item.name not in above}
+    categories = sorted(named_by_id.items())
     classes = {identity: index for index, (identity, _) in enumerate(categories)}
     rows: dict[int | str, list[tuple[float, ...]]] = {item.id: [] for item in data.images}
     sizes = {item.id: (item.width, item.height) for item in data.images}
@@ -300,17 +346,20 @@ def _coco(folder: Path, files: Sequence[Path], content: bytes, where: str) -> La
         rows[item.image_id].append((classes[item.category_id], *box, float(item.iscrowd != 0)))
     named = _named(folder, files)
     by_file: dict[Path, list[tuple[float, ...]]] = {}
+    by_size: dict[Path, tuple[float, float]] = {}
     for image in data.images:
-        file = named.get(image.file_name) or named.get(image.file_name.rpartition("/")[2])
+        file = _found(named, image.file_name)
         if file is not None:
-            by_file[file] = rows[image.id]
+            by_file.setdefault(file, []).extend(rows[image.id])
+            by_size[file] = (image.height, image.width)
     if not by_file:
         raise _wrong(
             "None of the labels is of a picture in the folder", where, "give the folder that the file_name are in"
         )
     chosen = tuple(file for file in files if file in by_file)
     names, ids = tuple(name for _, name in categories), tuple(identity for identity, _ in categories)
-    return Labels("boxes", chosen, [_boxes(by_file[file], where) for file in chosen], where, names, ids)
+    boxes, shapes = [_boxes(by_file[file], where) for file in chosen], tuple(by_size[file] for file in chosen)
+    return Labels("boxes", chosen, boxes, where, names, ids, shapes)
 
 
 def _beside(file: Path) -> Path | None:
@@ -325,8 +374,9 @@ def _beside(file: Path) -> Path | None:
 
 
 def _yolo(files: Sequence[Path], places: Iterable[Path | None], where: str) -> Labels:
-    """Boxes of text files: ``class x y width height`` in each line, of the middle, as shares of the picture; more pairs
-    are the corners of a polygon. A picture without a file has no box."""
+    """Boxes of text files: ``class x y width height`` in each line, of the middle, as shares of the picture; behind
+    them keypoints, ``x y`` and 0, 1 or 2 each; other pairs behind the class are the corners of a polygon. A picture
+    without a file has no box."""
     values = [np.zeros((0, 6), np.float32) if place is None else _yolo_boxes(place) for place in places]
     return Labels("boxes", tuple(files), values, where)
 
@@ -340,10 +390,12 @@ def _yolo_boxes(path: Path) -> np.ndarray:
             continue
         values = [_number(word) for word in words]
         numbers = [value for value in values if value is not None]
-        if len(numbers) < len(words) or len(numbers) < 5 or len(numbers) % 2 == 0 or numbers[0] % 1 or numbers[0] < 0:
+        count, points = len(numbers), numbers[5:]
+        has_points = len(points) % 3 == 0 and all(value in (0, 1, 2) for value in points[2::3])
+        if count < len(words) or count < 5 or not (has_points or count % 2) or numbers[0] % 1 or numbers[0] < 0:
             raise _wrong("A box is no class and four shares", f"{path}, line {number}", "write class x y width height")
-        if len(numbers) == 5:
-            label, x, y, width, height = numbers
+        if has_points:
+            label, x, y, width, height = numbers[:5]
             rows.append((label, x - width / 2, y - height / 2, x + width / 2, y + height / 2, 0.0))
         else:
             xs, ys = numbers[1::2], numbers[2::2]

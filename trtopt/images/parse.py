@@ -50,7 +50,7 @@ def parse_preprocess(text: str, spec: InputSpec, best: InputSpec | None = None) 
         text: ``imagenet``, ``clip``, ``yolo``, each with or without keys behind it, keys alone, or
             ``FILE.py:FUNCTION``. Sizes are ``224`` or ``HEIGHTxWIDTH``; ``mean`` and ``std`` have a number for each
             channel, or one for all.
-        spec: The input: float or uint8, of rank 4 with 1 or 3 channels.
+        spec: The input: float or uint8, of rank 4 with 1 or 3 channels, or of rank 3 with 3.
         best: The input in the sizes that pictures get where neither it nor the text says them; None for none.
 
     Raises:
@@ -84,20 +84,20 @@ def picture_axes(spec: InputSpec) -> tuple[Layout, int, Size | None]:
     """Layout, channels, and height and width of an input that takes pictures; None for sizes that are dynamic.
 
     Raises:
-        UsageError: It takes no pictures: not float or uint8, not of rank 4, not 1 or 3 channels.
+        UsageError: It takes no pictures: not float or uint8, not of rank 4 and 1 or 3 channels, nor of rank 3 and 3.
     """
-    shape = spec.shape
-    layouts: tuple[tuple[Layout, int, int], ...] = (("nchw", 1, 2), ("nhwc", 3, 1))
-    if len(shape) == 4 and (spec.dtype.kind == "f" or spec.dtype.name in ("bfloat16", "uint8")):
+    shape, start = spec.shape, len(spec.shape) - 3
+    layouts: tuple[tuple[Layout, int, int], ...] = (("nchw", start, start + 1), ("nhwc", start + 2, start))
+    if start in (0, 1) and (spec.dtype.kind == "f" or spec.dtype.name in ("bfloat16", "uint8")):
         for layout, axis, first in layouts:
             channels, found = shape[axis], [side for side in shape[first : first + 2] if isinstance(side, int)]
-            if channels in (1, 3):
+            if channels == 3 or (channels == 1 and start == 1):
                 return layout, int(channels), (found[0], found[1]) if len(found) == 2 else None
     raise UsageError(
         f"The input {spec.name!r} takes no pictures: it is {spec.dtype} {_dims(spec)}",
         where=f"input {spec.name}",
-        remedy="pictures go to a float or uint8 input of rank 4 with 1 or 3 channels; give other samples as .npz or "
-        "script.py:function",
+        remedy="pictures go to a float or uint8 input of rank 4 with 1 or 3 channels, or of rank 3 with 3; give other "
+        "samples as .npz or script.py:function",
     )
 
 

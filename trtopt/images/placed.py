@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trtopt.errors import UsageError
 from trtopt.images.decode import picture_size, prepare, read_mask
 from trtopt.images.labels import Labels
 from trtopt.images.preprocess import Preprocess, Size
@@ -19,9 +20,21 @@ def boxes(labels: Labels, index: int) -> np.ndarray:
     """FP32 ``[boxes, 6]``: class, left, upper, right and lower edge in pixels of the input, and 1 for a crowd.
 
     Stretching a picture changes no share in which boxes overlap: figures are those in the picture's own pixels.
+
+    Raises:
+        UsageError: The picture cannot be read; or it is upright and the labels say that it lies, or the other way
+            round, as where they do not heed its EXIF orientation.
     """
     how, shares = _how(labels), np.asarray(labels.values[index])
-    height, width = how.resized(*picture_size(labels.files[index]))
+    height, width = picture_size(labels.files[index])
+    high, wide = labels.sizes[index] if labels.sizes else (height, width)
+    if (height - width) * (high - wide) < 0:
+        raise UsageError(
+            f"The picture is {width}x{height} as it is seen, and {wide:g}x{high:g} by its labels",
+            where=f"{labels.files[index]}, {labels.where}",
+            remedy="turn the picture's file as its EXIF orientation says, or take that out, whichever the boxes fit",
+        )
+    height, width = how.resized(height, width)
     top, left = how.corner((height, width))
     found = shares.copy()
     found[:, 1:5] = shares[:, 1:5] * (width, height, width, height) + (left, top, left, top)

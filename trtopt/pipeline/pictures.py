@@ -101,9 +101,11 @@ class _Trials:
 
 
 def _values(guess: Preprocess) -> Iterator[Preprocess]:
-    """The guess, and other ranges and orders of the channels."""
+    """The guess, and other ranges and orders of the channels; of bytes the other order."""
     yield guess
     if guess.dtype == "uint8":
+        if guess.channels == 3:
+            yield replace(guess, color="bgr")
         return
     plain = replace(guess, scale=255.0, mean=(0.0,) * guess.channels, std=(1.0,) * guess.channels)
     for values in _COLORS if guess.channels == 3 else _GRAYS:

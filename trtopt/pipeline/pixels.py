@@ -14,6 +14,7 @@ from trtopt.graph import edit
 from trtopt.graph.artifact import InputSpec, ModelArtifact
 from trtopt.images.parse import parse_preprocess, picture_axes
 from trtopt.images.preprocess import Preprocess
+from trtopt.precision.observe.pictures import sized
 from trtopt.report.schema.steps import StepRecord
 
 _WHERE = "--preprocess-in-engine"
@@ -35,6 +36,7 @@ def picture_input(inputs: Sequence[InputSpec]) -> InputSpec:
             reason = error
         else:
             found.append(spec)
+    found = [spec for spec in found if len(spec.shape) == 4] or found
     if len(found) == 1:
         return found[0]
     if not found:
@@ -46,13 +48,25 @@ def picture_input(inputs: Sequence[InputSpec]) -> InputSpec:
     )
 
 
-def said(text: str, inputs: Sequence[InputSpec]) -> Preprocess:
+def shape_before(spec: InputSpec, pixels: Sequence[int]) -> tuple[int, ...]:
+    """The shape of an input that takes pictures, by that of the pixels ``[N, H, W, C]`` that will take its place."""
+    turned = len(pixels) == len(spec.shape) and picture_axes(spec)[0] == "nchw"
+    return (*pixels[:-3], pixels[-1], *pixels[-3:-1]) if turned else tuple(pixels)
+
+
+def said(text: str, inputs: Sequence[InputSpec], pixels: Sequence[int] = ()) -> Preprocess:
     """What ``--preprocess`` says of the input that takes pictures.
+
+    Args:
+        text: The value of ``--preprocess``.
+        inputs: Of the model as loaded.
+        pixels: The shape ``[N, H, W, C]`` that is asked for, in whose sizes pictures are where nothing else says one.
 
     Raises:
         UsageError: It does not fit the input; or it is a function, which no engine runs.
     """
-    how = parse_preprocess(text, picture_input(inputs))
+    spec = picture_input(inputs)
+    how = parse_preprocess(text, spec, sized(spec, {spec.name: shape_before(spec, pixels)}))
     if how.function:
         raise UsageError(
             "A Python function cannot be put into an engine",
@@ -65,9 +79,9 @@ def said(text: str, inputs: Sequence[InputSpec]) -> Preprocess:
 def in_model(artifact: ModelArtifact, how: Preprocess) -> tuple[ModelArtifact, Preprocess]:
     """The model with uint8 [N, H, W, C], of red, green and blue, in the place of its pictures; and what is left to do.
 
-    In FP32, as outside: ``pixel * multiplier + offset`` for each channel, in the order and layout of the network. The
-    size of a picture is left to the caller, since resizing rounds to whole pixels outside: an engine, which would not,
-    gave other numbers.
+    Without N where the network takes one picture. In FP32, as outside: ``pixel * multiplier + offset`` for each
+    channel, in the order and layout of the network. The size of a picture is left to the caller, since resizing rounds
+    to whole pixels outside: an engine, which would not, gave other numbers.
 
     Raises:
         UsageError: The input takes bytes already in this order.
@@ -107,7 +121,8 @@ def _prepare(model: ir.Model, value: ir.Value, how: Preprocess) -> int:
     if shape is None or old_type is None:
         raise ValueError(f"{value.name} has no type")
     axes = list(shape)
-    pixels = axes if how.layout == "nhwc" else [axes[0], axes[2], axes[3], axes[1]]
+    start, last_axis = len(axes) - 3, len(axes) - 1
+    pixels = axes if how.layout == "nhwc" else [*axes[:start], *axes[start + 1 :], axes[start]]
     value.type, value.shape = ir.TensorType(ir.DataType.UINT8), ir.Shape(pixels)
     made: list[ir.Node] = []
     last = value
@@ -129,14 +144,14 @@ def _prepare(model: ir.Model, value: ir.Value, how: Preprocess) -> int:
 
     add("Cast", dims=pixels, to=int(ir.DataType.FLOAT))
     if how.color == "bgr":
-        add("Gather", constant("bgr", np.array([2, 1, 0])), dims=pixels, axis=3)
+        add("Gather", constant("bgr", np.array([2, 1, 0])), dims=pixels, axis=last_axis)
     multiplier, offset = (array.astype(np.float32) for array in how.affine())
     if (multiplier != 1).any():
         add("Mul", constant("multiplier", multiplier), dims=pixels)
     if offset.any():
         add("Add", constant("offset", offset), dims=pixels)
     if how.layout == "nchw":
-        add("Transpose", dims=axes, perm=[0, 3, 1, 2])
+        add("Transpose", dims=axes, perm=[*range(start), last_axis, start, start + 1])
     if old_type.dtype != ir.DataType.FLOAT:
         add("Cast", dims=axes, to=int(old_type.dtype))
         last.type = old_type

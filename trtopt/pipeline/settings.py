@@ -485,12 +485,15 @@ def _with_pixels(
                 where=request.where,
                 remedy="leave it out, or --preprocess-in-engine",
             )
+    given = (config.opt_shapes or config.max_shapes or ({},))[0].get(spec.name, ())
     if config.preprocess is not None:
-        return pixels.in_model(loaded, pixels.said(config.preprocess, loaded.inputs))
+        return pixels.in_model(loaded, pixels.said(config.preprocess, loaded.inputs, given))
     labels = None if config.labels is None else Path(config.labels)
+    shapes = {spec.name: pixels.shape_before(spec, given)}
+    options = PictureOptions(None, labels, skip_bad=config.skip_bad, shapes=shapes)
     for source in (sources.eval, sources.calib):
         if isinstance(source, (str, Path)) and Path(source).is_dir() and find_pictures(Path(source)):
-            found = open_samples(source, loaded.inputs, pictures=PictureOptions(None, labels, skip_bad=config.skip_bad))
+            found = open_samples(source, loaded.inputs, pictures=options)
             if isinstance(found, PictureSamples):
                 found.notes = ()  # they are said when the pictures are opened as samples
             found = with_preprocess(found, sources.metric, config.boxes, loaded.model, clock)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.edit import all_nodes, constant_tensor_of, static_shape, subgraphs_of, values_read
+from trtopt.engine.unsupported import is_size
+from trtopt.graph.edit import all_nodes, constant_tensor_of, input_of, static_shape, subgraphs_of, values_read
 
 _LAYERS = frozenset(
     """
@@ -42,6 +43,8 @@ _MOST_SOURCES = 100
 """Tensors at which a cut is tried: each try looks at the whole tail."""
 
 _RANDOM_SIZE = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
+_SIZED_BY = {"ConstantOfShape": 0, "Expand": 1, "Range": 1, "Slice": 2, "Tile": 1, "TopK": 1}
+"""Operators that have results of the size that an input says, and which."""
 
 
 class NoTailError(ValueError):
@@ -104,10 +107,16 @@ def split(model: ir.Model, refused: Collection[ir.Node], shapes: Mapping[str, tu
 
 
 def sizes_vary(model: ir.Model) -> tuple[str, ...]:
-    """Names of the outputs whose shape may depend on the values: they need a node such as NonMaxSuppression."""
+    """Names of the outputs whose shape may depend on the values: they need a node such as NonMaxSuppression, or TopK of
+    as many as are above a threshold."""
     cut = _Cut(model, {})
-    tail = cut.tail_of({node for node in model.graph if any(n.op_type in _RANDOM_SIZE for n in inner_nodes(node))})
+    tail = cut.tail_of({node for node in model.graph if any(_varies_in_size(inner) for inner in inner_nodes(node))})
     return tuple(str(value.name) for value in model.graph.outputs if value.producer() in tail)
+
+
+def _varies_in_size(node: ir.Node) -> bool:
+    sized_by = _SIZED_BY.get(node.op_type)
+    return node.op_type in _RANDOM_SIZE or (sized_by is not None and not is_size(input_of(node, sized_by)))
 
 
 def inner_nodes(node: ir.Node) -> Iterator[ir.Node]:

@@ -25,6 +25,14 @@ _ALONE: tuple[Timing, ...] = ("repeated", "events")
 """Timings of so little work, or with such pauses, that a low-power card keeps the clock of its datasheet: in NeuSight's
 timings T4 waits as many of its cycles per load as A100 does (766 and 673)."""
 
+SYNC_US = 0.1
+"""What a stream that waits for another takes. On an H200 three kernels that fill the GPU and wait for each other take
+0.31 us more than the same in one stream, and as long where both are captured in a graph; a branch and its join take
+less than no time, since a launch is hidden (``benchmarks/predictor/measured/h200_syncs.csv``)."""
+
+COPY_US = 3.5
+"""What a copy of a few bytes takes: from the host in a graph, on an H200 (the same file); to the host it is 8 us."""
+
 _AT_ONCE = 1024
 """Kernels predicted together: bounds the memory of the arrays."""
 
@@ -71,19 +79,15 @@ def layer_times(
     """Predict the times of kernels with given constants, together: many times as fast as one by one. See
     :func:`layer_time`.
 
-    A stream that waits for another costs the part of a launch that does not depend on the clock: in a CUDA graph events
-    are edges, and the kernel behind one starts when the GPU's front end has seen the end of the other branch. A copy of
-    a few bytes is a node of the graph and costs what a launch costs. Neither was measured: no published profile of an
-    engine has streams.
+    Streams that wait and copies of a few bytes cost :data:`SYNC_US` and :data:`COPY_US`.
     """
-    latency = launch_us(gpu, constants, timing=timing)
     found: list[PredictedTime] = []
     for start in range(0, len(works), _AT_ONCE):
         chunk = works[start : start + _AT_ONCE]
         times = Batch.of(chunk, gpu, warm=timing == "replay", sustained=is_sustained(timing)).predict(constants)
         for index, work in enumerate(chunk):
-            each = constants.launch_us if work.kind == "sync" else latency
-            found.append(_layer_time(index, work, times, each * work.steps, gpu))
+            latency = _latency_us(work, gpu, constants, timing)
+            found.append(_layer_time(index, work, times, latency * work.steps, gpu))
     return tuple(found)
 
 
@@ -92,8 +96,28 @@ def is_sustained(timing: Timing) -> bool:
     return timing not in _ALONE
 
 
-def launch_us(gpu: GpuSpec, constants: Constants, *, timing: Timing = "graph") -> float:
-    """What every kernel costs before it does anything."""
+def _latency_us(work: Work, gpu: GpuSpec, constants: Constants, timing: Timing) -> float:
+    if work.kind in ("sync", "copy"):
+        return SYNC_US if work.kind == "sync" else COPY_US
+    return launch_us(gpu, constants, timing=timing, light=is_light(work))
+
+
+def is_light(work: Work) -> bool:
+    """Whether a kernel only streams: element-wise, a copy, a cast. No tiles, shared memory or pipelines have to be set
+    up for it, so that in a captured graph it starts as soon as the one before ends and pays that part of a launch which
+    does not depend on the clock.
+
+    On an H200 such kernels of 4096 elements follow each other at 1.1 to 1.4 us, the smallest products at 3 us, and one
+    behind a product of 2.4 MB adds 2.0 us (``benchmarks/predictor/measured``). Norms and softmax do not gain: with it,
+    cuDNN's on a GB200 come out 13 % too fast. Where kernels are timed by events, all of a launch is in the time.
+    """
+    return work.kind == "memory" and work.rows is None and not work.pooled
+
+
+def launch_us(gpu: GpuSpec, constants: Constants, *, timing: Timing = "graph", light: bool = False) -> float:
+    """What every kernel costs before it does anything; less in a graph where it is light (:func:`is_light`)."""
+    if light and timing == "graph":
+        return constants.launch_us
     launch = constants.launch_us + constants.launch_cycles / gpu.clock_tensor_mhz
     if timing == "graph":
         return launch

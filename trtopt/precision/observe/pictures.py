@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -131,7 +130,7 @@ def open_pictures(
         notes += _about(labels, len(files))
         files = labels.files
     said = options.preprocess
-    best = _sized(spec, options.shapes)
+    best = sized(spec, options.shapes)
     how = said if isinstance(said, Preprocess) else parse_preprocess(said or guessed(best, labels), spec, best)
     bad = ""
     if options.skip_bad:
@@ -139,9 +138,10 @@ def open_pictures(
         if len(kept) < len(files):
             bad = f"{len(files) - len(kept)} of {len(files)} pictures cannot be decoded"
             notes.append(f"{bad} and are left out")
-        labels = None if labels is None else _only(labels, kept)
+        labels = None if labels is None else labels.of(kept)
         files = [files[index] for index in kept]
-    rows = spec.shape[0] if isinstance(spec.shape[0], int) else 1
+    first = spec.shape[0]
+    rows = first if isinstance(first, int) and len(spec.shape) == 4 else 1
     if len(files) % rows:
         notes.append(f"{len(files) % rows} pictures are left out, since the network takes {rows} at a time")
     count = len(files) // rows
@@ -149,13 +149,13 @@ def open_pictures(
         what = f"{bad}, and fewer are left" if bad else "There are fewer pictures"
         raise UsageError(f"{what} than the {rows} of a batch", where=str(folder), remedy="give more")
     batches = [tuple(files[index * rows : (index + 1) * rows]) for index in range(count)]
-    found = None if labels is None else _placed(_only(labels, range(count * rows)), how, rows)
+    found = None if labels is None else _placed(labels[: count * rows], how, rows)
     samples = PictureSamples(batches, spec, how, found, where=str(folder), sha256=_hash(folder, files, labels, how))
     samples.is_guessed, samples.notes = said is None, tuple(notes)
     return samples
 
 
-def _sized(spec: InputSpec, shapes: Mapping[str, tuple[int, ...]]) -> InputSpec:
+def sized(spec: InputSpec, shapes: Mapping[str, tuple[int, ...]]) -> InputSpec:
     """An input with the sizes that are asked for in place of dynamic ones."""
     given = shapes.get(spec.name, ())
     if len(given) != len(spec.shape):
@@ -185,7 +185,8 @@ def _input(inputs: Sequence[InputSpec], where: str) -> InputSpec:
     raise UsageError(
         f"Pictures are for networks with one input, and the model has {len(inputs)}",
         where=where,
-        remedy=f"give an .npz, or script.py:function, with {', '.join(spec.name for spec in inputs)}",
+        remedy="make the others constants of the model (initializers of their names), or give an .npz, or "
+        f"script.py:function, with {', '.join(spec.name for spec in inputs)}",
     )
 
 
@@ -211,11 +212,6 @@ def _decodable(files: Sequence[Path]) -> list[int]:
     return kept
 
 
-def _only(labels: Labels, kept: Sequence[int]) -> Labels:
-    values: Any = [labels.values[index] for index in kept]
-    return replace(labels, files=tuple(labels.files[index] for index in kept), values=values)
-
-
 def _placed(labels: Labels, how: Preprocess, rows: int) -> np.ndarray | Labels:
     """Labels as metrics take them: with the samples as first axis."""
     if labels.kind in ("class", "value"):
@@ -233,7 +229,8 @@ def _placed(labels: Labels, how: Preprocess, rows: int) -> np.ndarray | Labels:
 def _group(files: tuple[Path, ...], how: Preprocess, spec: InputSpec) -> SampleGroup:
     shape = (len(files), *how.shape[1:])
     reader = _PictureReader(shape, np.dtype(how.dtype), files[0], files=files, how=how)
-    return SampleGroup({spec.name: reader}, {spec.name: spec}, 1, {spec.name: 1}, frozenset(), str(files[0]))
+    alone = frozenset([spec.name] if len(spec.shape) == 3 else [])
+    return SampleGroup({spec.name: reader}, {spec.name: spec}, 1, {spec.name: 1}, alone, str(files[0]))
 
 
 def _by_function(batches: Sequence[tuple[Path, ...]], how: Preprocess, spec: InputSpec) -> Iterator[SampleGroup]:

@@ -243,7 +243,9 @@ def _open_path(path: Path, inputs: Sequence[InputSpec], options: PictureOptions)
         files = files or polygraphy.iteration_files(path)
         if not files:
             raise UsageError(
-                "The folder holds no .npz, .npy or .json file and no picture", where=str(path), remedy=_REMEDY
+                "The folder holds no .npz, .npy or .json file and no picture (.jpg, .png, .webp)",
+                where=str(path),
+                remedy=_REMEDY,
             )
     hashes = [hash_file(file, "The samples")[1] for file in files]
     sha256 = hashes[0]
