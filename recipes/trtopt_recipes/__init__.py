@@ -51,6 +51,7 @@ from trtopt_recipes.residual_activation import ResidualActivation
 from trtopt_recipes.resize_conv import ResizeConv
 from trtopt_recipes.selu import Selu
 from trtopt_recipes.settled_selection import SettledSelection
+from trtopt_recipes.shifted_scores import ShiftedScores
 from trtopt_recipes.sigmoid_after_product import SigmoidAfterProduct
 from trtopt_recipes.softplus import Softplus
 from trtopt_recipes.split_after_conv import SplitAfterConv
@@ -68,6 +69,7 @@ PACK = (
     TransposePair(),
     ReshapeChain(),
     NanGuard(),
+    ShiftedScores(),
     DuplicateExpression(),
     DeadNode(),
     ConstantExpression(),

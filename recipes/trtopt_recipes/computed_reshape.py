@@ -9,7 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.dims import Dim, Dimensions, reshaped
+from trtopt.graph.dimension import Dim, reshaped
+from trtopt.graph.dims import Dimensions
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -95,7 +96,9 @@ def _constant_shape(dims: Sequence[Dim] | None, parts: Sequence[Dim | None]) -> 
     if shape.count(-1) > 1:
         return None
     if foreign:
-        return shape if sum(part > 0 for part in shape) == len(shape) - 1 else None
+        at = shape.index(-1)
+        told = reshaped(dims, [*parts[:at], -1, *parts[at + 1 :]])[at]
+        return shape if told == parts[at] or sum(part > 0 for part in shape) == len(shape) - 1 else None
     if -1 in shape:
         left = reshaped(dims, parts)[shape.index(-1)]
         shape[shape.index(-1)] = left if isinstance(left, int) else -1

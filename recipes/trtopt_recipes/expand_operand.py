@@ -9,7 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.dims import Dim, Dimensions
+from trtopt.graph.dimension import Dim
+from trtopt.graph.dims import Dimensions
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _ENTRYWISE = frozenset(

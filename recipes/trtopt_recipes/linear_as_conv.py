@@ -34,14 +34,14 @@ class LinearAsConv:
         f(Transpose(Reshape(z))) W + b = Transpose(Reshape(Conv(f(z), W^T, b))) for activations f.
     Requires:
         A product of tokens [N, S, C] with a constant matrix, and a constant bias; tokens that provably are the
-        positions of an image of known height and width, in either order of Reshape and Transpose; FP32 or FP16.
+        positions of an image, in either order of Reshape and Transpose; FP32 or FP16.
     Why faster:
         Bias, activation and layout become parts of convolutions; between a product and a convolution each takes a
         kernel of its own, on the widest tensors of the feed-forward blocks of SegFormer and PVT.
     Numerics:
         The same products and sums.
     Refuses when:
-        The height or width is not known.
+        The height or width is not given in the shape of the Reshape.
     """
 
     name: str = "linear-as-conv"
@@ -53,7 +53,9 @@ class LinearAsConv:
         matches, refusals = [], []
         for layer in _layers(model):
             if layer.enters and layer.size is None:
-                refusals.append(Refusal(str(layer.product.name), "the height or width of its image is not known"))
+                refusals.append(
+                    Refusal(str(layer.product.name), "the shape of its image does not give height and width")
+                )
             else:
                 matches.append(Match((layer.product, *layer.others, *_context(layer)), choice=layer.way))
         return Findings(tuple(matches), tuple(refusals))
@@ -69,8 +71,7 @@ class LinearAsConv:
         value = layer.source
         if layer.enters:
             value = splice.fresh("Transpose", value, attributes={"perm": _LAST_TWO})
-            shape = np.asarray([0, layer.weight.shape[0], *(layer.size or ())], np.int64)
-            value = splice.fresh("Reshape", value, splice.constant(shape, last.outputs[0], "image"))
+            value = splice.fresh("Reshape", value, _image(layer, splice))
         for node in layer.activations:
             attributes = {name: attribute.value for name, attribute in node.attributes.items()}
             value = splice.fresh(node.op_type, value, attributes=attributes)
@@ -98,7 +99,8 @@ class LinearAsConv:
 class _Layer:
     """A linear layer on tokens: of ``source`` [N, S, C] into an image, or of the image ``source`` [N, C, H, W].
 
-    ``others`` are its nodes besides the product, ``last`` among them makes the result; ``size`` is the image's.
+    ``others`` are its nodes besides the product, ``last`` among them makes the result; ``size`` is the image's, or the
+    shape it is computed in.
     """
 
     product: ir.Node
@@ -108,13 +110,30 @@ class _Layer:
     weight: np.ndarray
     bias: np.ndarray | None
     enters: bool
-    size: tuple[int, int] | None = None
+    size: tuple[int, ...] | ir.Value | None = None
     activations: tuple[ir.Node, ...] = ()
 
     @property
     def way(self) -> str:
         """The choice of its match."""
         return "enters" if self.enters else "leaves"
+
+
+def _image(layer: _Layer, splice: edit.Splice) -> ir.Value:
+    """The shape of the image before the layer."""
+    like, lead = layer.last.outputs[0], [0, layer.weight.shape[0]]
+    if not isinstance(layer.size, ir.Value):
+        return splice.constant(np.asarray([*lead, *(layer.size or ())], np.int64), like, "image")
+    ends = [[at] for at in _height_and_width(layer.last)]
+    bounds = [splice.constant(np.asarray(end, np.int64), like, "axis") for end in ends]
+    size = splice.fresh("Slice", layer.size, *bounds, like=layer.size)
+    lead_value = splice.constant(np.asarray(lead, np.int64), like, "channels")
+    return splice.fresh("Concat", lead_value, size, attributes={"axis": 0}, like=layer.size)
+
+
+def _height_and_width(last: ir.Node) -> tuple[int, int]:
+    """Where they are in the shape of the Reshape: it makes the image, or the image with its channels last."""
+    return (2, 4) if edit.is_op(last, "Reshape") else (1, 3)
 
 
 def _context(layer: _Layer) -> tuple[ir.Node, ...]:
@@ -156,8 +175,10 @@ def _bias(add: ir.Node | None, value: ir.Value, channels: int) -> np.ndarray | N
     return array.reshape(-1) if array is not None and array.shape[-1:] == (channels,) == (array.size,) else None
 
 
-def _entered(value: ir.Value, known: Dimensions) -> tuple[tuple[ir.Node, ...], tuple[int, int] | None] | None:
-    """The two nodes that make an image of tokens, and its height and width where they are known."""
+def _entered(
+    value: ir.Value, known: Dimensions
+) -> tuple[tuple[ir.Node, ...], tuple[int, ...] | ir.Value | None] | None:
+    """The two nodes that make an image of tokens, and its height and width, or the shape they are computed in."""
     one = only_user(value)
     two = only_user(one.outputs[0]) if one is not None else None
     if one is None or two is None or one.inputs[0] is not value or two.inputs[0] is not one.outputs[0]:
@@ -170,8 +191,13 @@ def _entered(value: ir.Value, known: Dimensions) -> tuple[tuple[ir.Node, ...], t
     middle = known.of(one.outputs[0])
     if edit.is_op(one, "Reshape") and (middle is None or (middle[0], middle[3]) != (tokens[0], tokens[2])):
         return None
-    height, width = image[2:]
-    return (one, two), (height, width) if isinstance(height, int) and isinstance(width, int) else None
+    shape = (one if edit.is_op(one, "Reshape") else two).inputs[1]
+    told = (known.held(shape) or ())[slice(*_height_and_width(two))]
+    for size in (image[2:], told):
+        numbers = tuple(dim for dim in size if isinstance(dim, int))
+        if len(numbers) == 2 and 0 not in numbers:
+            return (one, two), numbers
+    return (one, two), None if len(told) < 2 or None in told or 0 in told else shape
 
 
 def _left(x: ir.Value, known: Dimensions) -> tuple[tuple[ir.Node, ...], tuple[ir.Node, ...], ir.Value] | None:

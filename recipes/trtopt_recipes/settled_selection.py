@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.dims import Dim, Dimensions
+from trtopt.graph.dimension import Dim
+from trtopt.graph.dims import Dimensions
 from trtopt.graph.edit import all_nodes, can_replace, is_op, remove_node, replace_value
 from trtopt.graph.scores import Scores
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target

@@ -116,3 +116,22 @@ def test_a_missing_export_target_is_a_usage_error(trtopt: Run, tmp_path: Path) -
     assert done.returncode == 2
     assert "none.py" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_value_behind_a_flag_is_told_apart_from_an_argument_too_many(trtopt: Run) -> None:
+    done = trtopt("build", "m.onnx", "--json", "out.json")
+    assert done.returncode == 2 and "--json takes no value" in done.stderr and "--report out.json" in done.stderr
+    assert "--fp16 takes no value" in trtopt("build", "m.onnx", "--fp16", "x").stderr
+    assert "One argument too many: x" in trtopt("build", "m.onnx", "--gpu", "L4", "x").stderr
+
+
+def test_options_in_front_of_the_command_are_told_where_they_stand(trtopt: Run) -> None:
+    assert "remedy: trtopt build --onnx=m.onnx --fp16" in trtopt("--onnx=m.onnx", "--fp16").stderr
+    done = trtopt("-v", "profile", "m.onnx")
+    assert done.returncode == 2 and "remedy: trtopt profile -v m.onnx" in done.stderr
+
+
+def test_a_python_file_is_told_how_its_module_is_named(trtopt: Run, tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text("net = 1\n")
+    done = trtopt("build", "nets.py")
+    assert done.returncode == 2 and "give nets.py:NAME --input" in done.stderr

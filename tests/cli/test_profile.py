@@ -111,7 +111,7 @@ def test_a_report_is_shown_again_and_compared(trtopt: Run, folder: Path) -> None
     assert again.returncode == 0 and "20.0 us, measured" in again.stdout and (folder / "again.md").exists()
     done = trtopt("report", "after.json", "--against", "before.json", "--markdown", "both.md")
     assert done.returncode == 0, done.stderr
-    assert "5.00 us less (20.0 %)" in done.stdout and "-5.0 us" in done.stdout
+    assert "5.00 us less (20.0 %)" in done.stdout and "-5.00 us" in done.stdout
     assert "/stem/Conv" in (folder / "both.md").read_text()
     found = json.loads(trtopt("report", "after.json", "--against", "before.json", "--json").stdout)
     assert found["schema"] == "trtopt.comparison/1" and found["regions"][0]["gain_us"] == pytest.approx(5.0)

@@ -52,6 +52,7 @@ def test_a_sweep_from_its_plan_to_the_answer(trtopt: Run, folder: Path) -> None:
     done = trtopt("sweep", "sweep.toml", "--workers", "2", *forms)
     assert done.returncode == 4, "what a job failed with"
     assert "2 built, 2 failed" in done.stdout and done.stdout.count("failed, exit code 4") == 2
+    assert "trtopt report r.json --take engines" in done.stdout
     assert "gpu V100, precision fp32 TensorRT for RTX cannot build for V100" in " ".join(done.stdout.split())
     assert "4 of 4: gpu" in done.stderr
     found = json.loads((folder / "r.json").read_text())

@@ -60,6 +60,10 @@ def _split(text: str) -> list[str]:
     return [f"{part}}}".strip(" ,") for part in text.split("}") if part.strip()]
 
 
+def shifted(label: str, body: str, **options: object) -> Case:
+    return _case("shifted-scores", label, f"{SCORES} {body} y = MatMul(p, t)", {"tolerance": 1e-6, **options})
+
+
 SHAPES = (
     "sh = Shape(k) d = Slice(sh, last, most) s = Slice(sh, but, last) l = Slice(sh, least, but) "
     "m1 = Concat <axis = 0> (last, s, d) r = Reshape(k, m1) f = Transpose <perm = [0, 2, 1]> (r) "
@@ -97,7 +101,23 @@ EXPANDED = "sh = Shape(s0) w = Expand(true, sh) b = Where(w, zero, inf)"
 K = "g (float[2, 3, 5, 4] x) => (float[2, 3, 4, 5] y)"
 KD = "g (float[N, 3, S, 4] x) => (float[N, 3, 4, S] y)"
 
+LARGEST = "l = ReduceMax <axes = [-1]> (s1) d = Sub(s1, l)"
+
 CASES: tuple[Case, ...] = (
+    shifted("largest", f"{LARGEST} p = Softmax <axis = -1> (d)"),
+    shifted("scaled", f"{LARGEST} s2 = Mul(sc, d) p = Softmax <axis = 3> (s2)"),
+    shifted(
+        "without-its-axis",
+        "l0 = ReduceMax <axes = [3], keepdims = 0> (s1) l = Unsqueeze(l0, last) d = Sub(s1, l) s2 = Div(d, sc) "
+        "p = Softmax <axis = -1> (s2)",
+    ),
+    shifted("scaled-by-another", f"{LARGEST} s2 = Mul(d, s0) p = Softmax <axis = -1> (s2)", changes=0),
+    shifted("used-twice", f"{LARGEST} p0 = Softmax <axis = -1> (d) p = Add(p0, d)", changes=0),
+    shifted("other-axis", f"{LARGEST} p = Softmax <axis = 2> (d)", changes=0),
+    shifted(
+        "largest-of-another", "l = ReduceMax <axes = [-1]> (s0) d = Sub(s1, l) p = Softmax <axis = -1> (d)", changes=0
+    ),
+    shifted("over-rows", "l = ReduceMax <axes = [2]> (s1) d = Sub(s1, l) p = Softmax <axis = -1> (d)", changes=0),
     guard("no-mask", f"{SCORES} s2 = Mul(s1, sc) {SOFTMAX} {GUARD}"),
     guard("finite-mask", f"{SCORES} {KEYS} b = Where(k0, zero, low) {ADDED}", io=MASKED),
     guard(

@@ -10,6 +10,9 @@ SIZES = {
     "turned": "int64[4] turned = {0, 5, 6, 8}",
     "mixed": "int64[4] mixed = {0, 6, 8, 5}",
     "column": "int64[4] column = {0, 8, -1, 2}",
+    "c8": "int64[1] c8 = {8}",
+    "o": "int64[1] o = {1}",
+    "copied": "int64[4] copied = {0, 8, 0, 1}",
     "tokens": "int64[3] tokens = {0, 4, -1}",
     "flat": "int64[3] flat = {0, -1, 4}",
     "swapped": "int64[4] swapped = {0, 8, 5, 6}",
@@ -19,11 +22,13 @@ PICTURE = "float[N, 4, 6, 5] x"
 WEIGHTS = {"w": (4, 8), "b": (8,), "k": (8, 1, 3, 3), "v": (4, 4, 3, 3)}
 DEPTHWISE = "y = Conv <group = 8, pads = [1, 1, 1, 1]> (i, k)"
 LINEAR = "p = MatMul(x, w) a = Add(p, b)"
+OPEN_IO = "float[N, L, 4] x) => (float[N, 8, L, 1] y"
+OPEN = f"n = Shape <start = 0, end = 1> (x) h = Shape <start = 1, end = 2> (x) {LINEAR}"
 CONV = "c = Conv <pads = [1, 1, 1, 1]> (x, v)"
 
 
 def case(label: str, body: str, io: str, **options: object) -> Case:
-    used = ", ".join(text for name, text in SIZES.items() if f" {name})" in body)
+    used = ", ".join(text for name, text in SIZES.items() if f" {name})" in body or f" {name}," in body)
     weights = {name: shape for name, shape in WEIGHTS.items() if f" {name})" in body or f"({name}," in body}
     options = {"weights": weights, "tolerance": 1e-5, **options}
     return Case("linear-as-conv", label, f"g ({io}) <{used}> {{ {body} }}", **options)  # type: ignore[arg-type]
@@ -59,11 +64,26 @@ CASES: tuple[Case, ...] = (
         changes=0,
     ),
     case(
-        "unknown-height",
+        "height-left-over",
         f"{LINEAR} t = Transpose <perm = [0, 2, 1]> (a) y = Reshape(t, column)",
         "float[N, L, 4] x) => (float[N, 8, H, 2] y",
+    ),
+    case(
+        "height-copied",
+        f"{LINEAR} t = Transpose <perm = [0, 2, 1]> (a) y = Reshape(t, copied)",
+        "float[N, L, 4] x) => (float[N, 8, L, 1] y",
         changes=0,
         refusals=1,
+    ),
+    case(
+        "open",
+        f"{OPEN} t = Transpose <perm = [0, 2, 1]> (a) g = Concat <axis = 0> (n, c8, h, o) y = Reshape(t, g)",
+        OPEN_IO,
+    ),
+    case(
+        "open-reshape-first",
+        f"{OPEN} g = Concat <axis = 0> (n, h, o, c8) r = Reshape(a, g) y = Transpose <perm = [0, 3, 1, 2]> (r)",
+        OPEN_IO,
     ),
     leaves(
         "leaves", f"{CONV} r = Reshape(c, tokens) t = Transpose <perm = [0, 2, 1]> (r) p = MatMul(t, w) y = Add(b, p)"

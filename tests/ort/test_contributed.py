@@ -12,6 +12,9 @@ import pytest
 from onnx import numpy_helper
 from test_attention_written import check, floats, kinds_when_equal
 
+from trtopt.source.onnx_file import load
+from trtopt.support.ort_session import OrtSession
+
 _ANGLES = np.arange(32)[:, None] / 10.0 ** np.arange(8)[None]
 COS, SIN = np.cos(_ANGLES).astype(np.float32), np.sin(_ANGLES).astype(np.float32)
 PAST = "float[B, 2, P, 16] pk, float[B, 2, P, 16] pv"
@@ -139,3 +142,21 @@ def test_rows_of_a_table_in_blocks(tmp_path: Path, kind: str, with_points: bool)
     model.graph.initializer.extend(tensors)
     ids = np.array([[0, 11, 3], [-1, 5, 5]])
     assert kinds_when_equal(tmp_path, model, i=ids).count("Gather") == 1
+
+
+@pytest.mark.parametrize("prefix", ["TRT_FP8", ""])
+def test_quantizers_of_the_domain_of_tensorrt_are_those_of_onnx(tmp_path: Path, prefix: str) -> None:
+    """Model Optimizer's exporter of PyTorch writes them, and says that E4M3 are bytes."""
+    zero, given = (", z", "float8e4m3fn z = {0}") if not prefix else ("", "")
+    body = f"""<float s = {{0.25}}{", " + given if given else ""}>
+      {{ q = trt.{prefix}QuantizeLinear(x, s{zero}) y = trt.{prefix}DequantizeLinear(q, s{zero}) }}"""
+    text = f'<ir_version: 10, opset_import: ["" : 21, "trt" : 1]> g (float[2, 8] x) => (float[2, 8] y) {body}'
+    proto = onnx.parser.parse_model(text)
+    proto.graph.value_info.append(onnx.helper.make_tensor_value_info("q", onnx.TensorProto.UINT8, [2, 8]))
+    onnx.save(proto, tmp_path / "m.onnx")
+    model, x = load(tmp_path / "m.onnx").model, floats(2, 8)
+    assert {(node.domain, node.op_type) for node in model.graph} == {("", "QuantizeLinear"), ("", "DequantizeLinear")}
+    with OrtSession(model) as session:
+        found = session.run({"x": x})[0]
+    expected = (x / 0.25).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * 0.25
+    np.testing.assert_array_equal(found, expected)

@@ -83,6 +83,18 @@ def test_random_data_has_no_floor_and_checks_nothing(tmp_path: Path) -> None:
     assert "nothing was checked on real data" in report.accuracy.notes[0]
 
 
+@pytest.mark.parametrize(("least", "warned"), [(60.0, True), (None, False)])
+def test_too_much_noise_on_random_data_is_said(
+    least: float | None, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if least is not None:
+        monkeypatch.setattr("trtopt.pipeline.shipped.LEAST_DB", least)
+    report = keywords(tmp_path, calib=None)
+    said = [text for text in report.warnings if "on random data, less than the floor of 60" in text]
+    assert bool(said) is warned and not report.gate_failures
+    assert not warned or ("y keeps" in said[0] and "--calib" in said[0])
+
+
 @pytest.mark.parametrize("precision", ["fp16", "auto"])
 def test_other_precisions_have_no_floor_unless_asked(tmp_path: Path, precision: str) -> None:
     report = keywords(tmp_path, precision=precision)

@@ -16,6 +16,7 @@ pytest.importorskip("onnxscript", reason="exporting needs onnxscript")
 from trtopt.errors import GateError, InvalidModelError, UsageError  # noqa: E402
 from trtopt.events import Event  # noqa: E402
 from trtopt.source.pytorch import ExportRecord, export  # noqa: E402
+from trtopt.source.torch_call import bounds_of  # noqa: E402
 
 
 class Net(torch.nn.Module):
@@ -35,6 +36,12 @@ class Net(torch.nn.Module):
 class Masked(torch.nn.Module):
     def forward(self, x: torch.Tensor, *, mask: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"p": torch.where(mask[..., None], x, -1e4).softmax(-1), "best": x.argmax(-1)}
+
+
+class Grows(torch.nn.Module):
+    def forward(self, x: torch.Tensor, past: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        keys = torch.cat([past, x], 1)
+        return (x @ keys.transpose(1, 2)).softmax(-1) @ keys, keys
 
 
 def run(path: Path, **feeds: np.ndarray) -> list[np.ndarray]:
@@ -101,6 +108,16 @@ def test_axes_of_one_symbol_change_together_and_several_outputs_are_checked(tmp_
     assert [spec.shape for spec in record.inputs] == [("batch", "length", 3), ("batch", "length")]
     assert len(record.outputs) == 2
     assert [check.inputs for check in record.checks][2:] == ["batch=1, length=1", "batch=3, length=6"]
+
+
+def test_a_cache_may_be_empty_and_is_checked_so(tmp_path: Path) -> None:
+    example = torch.randn(2, 3, 4), torch.randn(2, 5, 4)
+    record = export(Grows(), tmp_path / "m.onnx", example, dynamic=("past:1=past:0..8",))
+    assert record.inputs[1].shape == (2, "past", 4)
+    assert [check.inputs for check in record.checks][2:] == ["past=0", "past=6"]
+    found = run(tmp_path / "m.onnx", x=example[0].numpy(), past=np.zeros((2, 0, 4), np.float32))
+    np.testing.assert_array_equal(found[1], example[0].numpy())
+    assert bounds_of(["past:1=past:0..8", "x:1=tokens"]) == {("past", 1): (0, 8)}
 
 
 def test_nodes_keep_the_path_of_their_module_and_no_path_of_the_machine(exported: Exported) -> None:
@@ -180,6 +197,12 @@ class Random(torch.nn.Module):
         return x + torch.rand_like(x)
 
 
+def test_an_input_of_another_name_is_told_the_option_to_give(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as found:
+        export(Net(), tmp_path / "net.onnx", inputs=["picture:float32:2x1x6x6"])
+    assert found.value.remedy.endswith("--input image:float32:2x1x6x6")
+
+
 @pytest.mark.parametrize(
     ("target", "options", "error", "message"),
     [
@@ -191,6 +214,7 @@ class Random(torch.nn.Module):
         (Net(), {"inputs": ["image:fp32:2x1x6x6"], "dynamic": ["image:4=h"]}, UsageError, "no input with an axis 4"),
         (Net(), {"inputs": ["image:fp32:2x1x6x6"], "dynamic": ["image:0"]}, UsageError, "not understood"),
         (Net(), {"inputs": ["image:fp32:2x1x6x6"], "dynamic": ["image:0=b:8..2"]}, UsageError, "no range"),
+        (Net(), {"inputs": ["image:fp32:2x1x6x6"], "dynamic": ["image:0=b:0..2"]}, UsageError, "no range"),
         (Net(), {"inputs": ["image:fp32:2x1x6x6"], "opset": 12}, UsageError, "cannot be exported"),
         (Net(), {"inputs": ["image:fp32:2x1x6x6"], "dynamic": ["image:1=c"]}, UsageError, "to have 1 channels"),
         (Net(), {"inputs": ["image:fp32:2x3x6x6"]}, UsageError, "expected input.* to have 1 channels"),

@@ -16,10 +16,14 @@ import pytest
 
 import trtopt
 from trtopt.errors import InvalidModelError
+from trtopt.graph.shapes import infer_shapes
 from trtopt.pipeline.saved import computes_wrong, is_refused, save_checked, tried_in_onnxruntime
+from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
+from trtopt.precision.write import apply_plan
 from trtopt.report.schema.build import BuildReport
 from trtopt.source.onnx_file import load
 from trtopt.source.save import save_model
+from trtopt.support.precision import Precision
 
 LEVELS = ("DISABLE_ALL", "ENABLE_BASIC", "ENABLE_EXTENDED", "ENABLE_LAYOUT", "ENABLE_ALL")
 
@@ -212,6 +216,45 @@ def test_the_report_says_how_fp8_products_in_fp32_load(dtype: str, refused: bool
     options = ort.SessionOptions()
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+BIASED = {
+    "Conv": ("1, 8, 6, 6", "8, 8, 3, 3", "<pads = [1, 1, 1, 1]>"),
+    "ConvTranspose": ("1, 8, 6, 6", "8, 8, 1, 1", ""),
+    "Gemm": ("6, 8", "8, 8", "<beta = 2.0>"),
+}
+
+
+@pytest.mark.parametrize("op", BIASED)
+@pytest.mark.parametrize("dtype", [Precision.INT8, Precision.FP8])
+def test_a_large_bias_between_quantizers_gives_the_same_at_every_level(
+    op: str, dtype: Precision, tmp_path: Path
+) -> None:
+    """ONNX Runtime 1.31 writes it as INT32 with an FP16 scale, and was wrong where that is too small."""
+    x, w, attributes = BIASED[op]
+    body = f"a = {op} {attributes} (x, v, c) r = Clip(a, low) y = {op} {attributes} (r, w)"
+    head = f"g (float[{x}] x) => (float[{x}] y) <float low = {{-9.0}}>"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {head} {{ {body} }}')
+    rng = np.random.default_rng(0)
+    numbers = {"v": 0.02, "w": 0.1}
+    for name, size in numbers.items():
+        array = size * rng.standard_normal(tuple(map(int, w.split(",")))).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.linspace(-3, 3, 8, dtype=np.float32), "c"))
+    onnx.save(model, tmp_path / "given.onnx")
+    base = infer_shapes(load(tmp_path / "given.onnx").model)
+    first, second = (str(node.name) for node in base.graph if node.op_type == op)
+    ops = (
+        QuantizedOp(first, "x", 3.0, None, "max", dtype=dtype),
+        QuantizedOp(second, "r", 6.0, None, "max", dtype=dtype),
+    )
+    path = tmp_path / "saved.onnx"
+    save_model(apply_plan(base, PrecisionPlan(dtype, FP16, {}, ops)), path)
+    assert not computes_wrong(load(path).model) or dtype == Precision.FP8
+    found = outputs_at_every_level(path)
+    for level, (array,) in found.items():
+        plain = found["DISABLE_ALL"][0]
+        assert np.linalg.norm(array - plain) <= 0.02 * np.linalg.norm(plain), level
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ import decoder_nets
 import numpy as np
 import onnx
 import pytest
-from decoder_nets import PLACES, concat_decoder, concat_shapes, scatter_decoder, scatter_shapes
+from decoder_nets import KEY_HEADS, PLACES, SIZE, concat_decoder, concat_shapes, scatter_decoder, scatter_shapes
 
 import trtopt
 from trtopt import build, optimize
@@ -131,7 +131,9 @@ def test_an_engine_knows_its_states_and_decodes_as_fp32_does(tmp_path: Path) -> 
 def test_analyze_compiles_a_cache_in_place(tmp_path: Path) -> None:
     model = scatter_decoder(tmp_path / "decoder.onnx")
     found = trtopt.analyze(model, compile=True, precision="fp16", gpu="L4", shapes=scatter_shapes(1, 1))
-    assert any("TensorScatter" in layer.op for layer in found.layers)
+    (layer,) = (layer for layer in found.layers if "TensorScatter" in layer.op)
+    entries, caches = (2 * 2 * KEY_HEADS * places * SIZE for places in (1, PLACES))  # keys and values in FP16
+    assert 2 * entries <= layer.bytes < caches, "it writes new entries into the cache, and does not move the cache"
 
 
 def test_the_last_token_is_taken_early_where_prefill_has_more_of_them(

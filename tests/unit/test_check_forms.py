@@ -65,7 +65,7 @@ def test_the_markdown_says_where_to_look() -> None:
     text = as_markdown(view(FOUND))
     what = text.partition("### Failed: int8 share of the flop")[2].partition("### Not judged")[0]
     assert what.startswith("\n\nless\n")
-    assert r"| layer1/conv, layer1/relu | 1 \-\> 2 | int8 \-\> fp16 | 10.0 us \-\> 21.5 us |" in what
+    assert r"| layer1/conv \+1 |  | 1 \-\> 2 | int8 \-\> fp16 | 10.0 \-\> 21.5 us |" in what
     assert "### Not judged: kernels\n\nthe report has no engine" in text
     assert "- the model changed" in text.partition("### Notes")[2]
 
@@ -79,24 +79,39 @@ def test_a_check_has_a_page(tmp_path: Path) -> None:
 
 
 def test_many_layers_are_cut_and_counted() -> None:
-    gates = (dataclasses.replace(GATES[3], layers=(LOST,) * 20),)
-    text = as_markdown(view(dataclasses.replace(FOUND, gates=gates)))
-    assert text.count("layer1/conv") == 8 and "and 12 more places; all of them are in the JSON" in text
+    unlike = tuple(dataclasses.replace(LOST, nodes=(f"conv_{'x' * number}",)) for number in range(20))
+    text = as_markdown(view(dataclasses.replace(FOUND, gates=(dataclasses.replace(GATES[3], layers=unlike),))))
+    assert text.count("| conv") == 8 and "and 12 more places; all of them are in the JSON" in text
+
+
+def test_equal_changes_of_equal_layers_are_one_row() -> None:
+    equal = tuple(dataclasses.replace(LOST, nodes=(f"blocks.{number}.conv",)) for number in range(20))
+    text = shown(dataclasses.replace(FOUND, gates=(dataclasses.replace(GATES[3], layers=equal),)), 80)
+    assert len([line for line in text.splitlines() if "conv" in line]) == 1
+    assert "x20" in text and "200 -> 430 us" in text
+
+
+def test_a_failed_check_ends_in_the_line_that_shows_why() -> None:
+    assert "trtopt report pr.json --against main.json" in shown(FOUND, 80)
+    assert "trtopt report pr.json\n" in as_markdown(view(dataclasses.replace(FOUND, baseline=None)))
+    passed = tuple(dataclasses.replace(gate, verdict="passed") for gate in GATES)
+    assert "trtopt report" not in shown(dataclasses.replace(FOUND, gates=passed), 80)
 
 
 def test_names_are_no_markup() -> None:
     text = as_markdown(view(hostile()))
     for line in text.splitlines():
         if line.startswith("| "):
-            assert len(re.findall(r"(?<!\\)\|", line)) in (5, 6), line
-    assert not re.search(r"(?<!\\)[<@]", text)
+            assert len(re.findall(r"(?<!\\)\|", line)) in (6, 7), line
+    outside = text.split("\n```\n")[::2]  # of code, in which nothing is markup
+    assert not re.search(r"(?<!\\)[<@]", "".join(outside))
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_terminal_shows_the_same_within_its_width(width: int) -> None:
     text = shown(FOUND, width)
     assert text.splitlines()[0].strip() == "2 of 5 gates failed"
-    assert "Failed: int8 share of the flop" in text and "10.0 us -> 21.5 us" in text
+    assert "Failed: int8 share of the flop" in text and "10.0 -> 21.5 us" in text
     assert "model.onnx, int8, on L4, tensorrt-rtx 1.7.1 (pr.json)" in " ".join(text.split())
     assert "\x1b" not in shown(hostile(), width)
 

@@ -13,7 +13,8 @@ import pytest
 
 from trtopt.errors import InvalidModelError
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.graph.dims import AtMost, Dim, Dimensions, Product, reshaped
+from trtopt.graph.dimension import AtMost, Dim, Product, reshaped
+from trtopt.graph.dims import Dimensions
 from trtopt.graph.edit import constant_of
 from trtopt.rewrite.driver import run
 from trtopt.source.onnx_file import load
@@ -32,9 +33,11 @@ NETWORK = (
     "b6 = Transpose <perm = [0, 2, 1, 3]> (b5) j = Concat <axis = 0> (n, m, less) b7 = Reshape(b6, j) "
     "b8 = Add(b7, a4) c0 = ReduceMean <axes = [-1]> (b8) c1 = Sub(b8, c0) c2 = LayerNormalization(c1, w) "
     "k = Concat <axis = 0> (m, n, less) e0 = Reshape(c2, k) e1 = Reshape(e0, h) p = Slice(s, a, t) "
-    "g = Concat <axis = 0> (p, less) e2 = Reshape(e1, g) e3 = Transpose(e2) e4 = Transpose(a0) e5 = Max(e3, e4)"
+    "g = Concat <axis = 0> (p, less) e2 = Reshape(e1, g) e3 = Transpose(e2) e4 = Transpose(a0) e5 = Max(e3, e4) "
+    "f0, f1 = Split <axis = -1> (a0) f2 = Slice(f1, t, f, last) f3 = Unsqueeze(f2, last) f4 = Squeeze(f3, last) "
+    "f5 = Flatten <axis = 2> (a0) f6 = Transpose(f5) f8 = Gemm <transB = 1> (f5, f5)"
 )
-VALUES = ("a0 a1 a2 a3 a4 b0 b1 b2 b3 b4 b5 b6 b7 b8 c0 c1 c2 e0 e1 e2 e3 e4 e5").split()
+VALUES = ("a0 a1 a2 a3 a4 b0 b1 b2 b3 b4 b5 b6 b7 b8 c0 c1 c2 e0 e1 e2 e3 e4 e5 f0 f1 f2 f3 f4 f5 f6 f8").split()
 
 
 def model(folder: Path, body: str, outputs: str) -> ModelArtifact:
@@ -92,6 +95,10 @@ def test_equal_dimensions_are_found(tmp_path: Path) -> None:
     assert known.of(values["b0"]) == (*first, 2, 4)
     assert known.of(values["b5"]) == (first[0], 2, first[1], 4)
     assert known.of(values["b7"]) == (*first, 8)
+    assert known.of(values["f1"]) == (*first, 4)  # also of the second output of Split
+    assert known.of(values["f4"]) == (*first, 2)
+    rows = known.of(values["f6"]) or ()
+    assert known.of(values["f8"]) == (rows[1], rows[1])
     assert known.of(values["a3"]) != (*first, 8)  # x may be larger by then, for all that is known
 
 
@@ -152,3 +159,79 @@ def test_rows_taken_of_a_table_are_as_many_as_what_they_are_added_to(tmp_path: P
             assert session.run({"x": np.zeros((2, tokens, 4), np.float32)})[0].shape == (2, tokens, 4)
         with pytest.raises(InvalidModelError):
             session.run({"x": np.zeros((2, 9, 4), np.float32)})
+
+
+WAVES = (
+    '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 1, L] x, float[M] q) => (float taken, float split) '
+    "<int64[1] two = {2}, int64[1] five = {5}, int64[1] six = {6}, int64[1] less = {-1}, int64[1] four = {4}, "
+    "int64[1] z = {0}, int64[1] o = {1}, float[8, 1, 10] w = {WEIGHTS}, float[8, 8, 4] v = {PADDED}>"
+)
+LENGTHS = (
+    "{ n = Shape <start = 0, end = 1> (x) l = Shape <start = 2, end = 3> (x) l0 = Div(l, five) l1 = Sub(l0, o) "
+    "l2 = Sub(l1, two) l3 = Div(l2, two) l4 = Add(o, l3) c0 = Conv <strides = [5]> (x, w) "
+    "c1 = MaxPool <kernel_shape = [2], strides = [2]> (c0) t0 = Conv <pads = [2, 2]> (c1, v) "
+    "taken = Slice(t0, z, less, two) a = Add(taken, c1) b = Transpose <perm = [0, 2, 1]> (a) "
+    "h = Concat <axis = 0> (n, l4, less, four) split = Reshape(b, h) "
+    "m = Shape(q) d0 = Sub(m, six) d1 = Div(d0, two) }"
+)
+
+
+def test_windows_of_an_open_axis_are_counted(tmp_path: Path) -> None:
+    """Speech encoders: lengths behind convolutions, and the same by arithmetic on the samples' number."""
+    text = WAVES.replace("WEIGHTS", ", ".join(["1"] * 80)).replace("PADDED", ", ".join(["1"] * 256))
+    proto = onnx.parser.parse_model(
+        text + LENGTHS.replace("d0 = Sub(six, m) m = Shape(q)", "m = Shape(q) d0 = Sub(m, six)")
+    )
+    for output in proto.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    onnx.save(proto, tmp_path / "m.onnx")
+    artifact = load(tmp_path / "m.onnx")
+    known = Dimensions(artifact.model)
+    taken, split = artifact.model.graph.outputs
+    assert known.of(taken) == ("N", 8, "floor((L-5)/10)")
+    assert known.of(split) == ("N", "floor((L-5)/10)", 2, 4)
+    values = {value.name: value for node in artifact.model.graph for value in node.outputs}
+    assert known.held(values["l4"]) == ("floor((L-5)/10)",)
+    assert known.held(values["d0"]) == ("floor((M-6)/1)",)
+    assert known.held(values["d1"]) == (None,)  # 3 - 6 would be rounded to -1, not down to -2
+    with OrtSession(artifact.model) as session:
+        for length in (15, 24, 25, 84, 85, 86):
+            found = session.run({"x": np.zeros((2, 1, length), np.float32), "q": np.zeros(3, np.float32)})
+            assert found[1].shape == (2, (length - 5) // 10, 2, 4)
+
+
+PATCHES = (
+    '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 1, H, W] x) => (float y, float back) '
+    "<int64[1] two = {2}, int64[1] four = {4}, int64[1] o = {1}, int64[1] z = {0}, int64[2] flat = {1, 4}, "
+    "float[4, 1, 2, 2] w = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, float[1, 1, 4] token = {1, 2, 3, 4}, "
+    "float[1, 4, 2, 1] grid = {1, 2, 3, 4, 5, 6, 7, 8}> "
+    "{ n = Shape <start = 0, end = 1> (x) h = Shape <start = 2, end = 3> (x) v = Shape <start = 3> (x) "
+    "c = Conv <strides = [2, 2]> (x, w) h2 = Div(h, two) v2 = Div(v, two) p = Mul(h2, v2) "
+    'i = Concat <axis = 0> (o, four, h2, v2) m = Resize <mode = "linear"> (grid, , , i) d = Add(c, m) '
+    "s = Concat <axis = 0> (n, four, p) r = Reshape(d, s) t = Transpose <perm = [0, 2, 1]> (r) "
+    "e = Concat <axis = 0> (n, flat) k = Expand(token, e) a = Concat <axis = 1> (k, t) p1 = Add(p, o) "
+    "u = Concat <axis = 0> (n, p1, two, two) y = Reshape(a, u) cut = Slice(a, z, p, o) "
+    "s2 = Concat <axis = 0> (n, h2, v2, four) back = Reshape(cut, s2) }"
+)
+
+
+def test_patches_of_an_open_image_are_counted(tmp_path: Path) -> None:
+    """A vision transformer at any height and width: resized positions, and a class token before the patches."""
+    proto = onnx.parser.parse_model(PATCHES)
+    for output in proto.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    onnx.save(proto, tmp_path / "m.onnx")
+    artifact = load(tmp_path / "m.onnx")
+    known = Dimensions(artifact.model)
+    y, back = artifact.model.graph.outputs
+    assert (known.of(y) or ())[1] == "floor((product(floor((H+0)/2), floor((W+0)/2))+1)/1)"
+    assert known.of(back) == ("N", "floor((H+0)/2)", "floor((W+0)/2)", 4)
+    after = run(artifact, recipes="computed-reshape", strict=True).artifact
+    shapes = [constant_of(node.inputs[1]) for node in after.model.graph if node.op_type == "Reshape"]
+    assert [None if shape is None else shape.tolist() for shape in shapes] == [[0, 4, -1], [0, 0, 2, 2], None]
+    values = {value.name: value for node in after.model.graph for value in node.outputs}
+    assert str(values["t"].shape) == "[N,product(floor((H+0)/2), floor((W+0)/2)),4]"
+    with OrtSession(artifact.model) as session:
+        for height, width in ((2, 2), (5, 4), (9, 3)):
+            found = session.run({"x": np.zeros((2, 1, height, width), np.float32)})
+            assert found[0].shape == (2, (height // 2) * (width // 2) + 1, 2, 2)

@@ -36,7 +36,7 @@ class _Attributes(HTMLParser):
 def shown(view: View, width: int = 100) -> str:
     console = Console(width=width, no_color=True, markup=False, emoji=False, highlight=False)
     with console.capture() as capture:
-        console.print(view)
+        console.print(view, crop=False)  # as the command prints
     return "\n".join(text.rstrip() for text in capture.get().splitlines())
 
 
@@ -130,3 +130,17 @@ def test_commands_name_files_below_the_folder_from_there_in_every_form(
 def test_a_command_that_no_shell_takes_is_shown_as_it_is() -> None:
     view = view_of(blocks.Command("trtopt build 'half"))
     assert "trtopt build 'half" in shown(view) and "trtopt build 'half" in as_markdown(view)
+
+
+def test_a_command_and_a_path_are_whole_however_narrow_the_terminal_is() -> None:
+    path = "store/" + "a" * 70 + "/model.engine"
+    text = shown(view_of(blocks.Command(f"trtopt profile {path}"), line(path)), 60)
+    assert [part.strip() for part in text.splitlines()[-3:]] == ["trtopt profile \\", path, path]
+
+
+def test_limits_of_names_count_columns_of_words_as_wrapped() -> None:
+    words = "fp16 fp32 -> int8 fp32 fp16 and more"
+    columns = (Column("layer", "name"), Column("type"), Column("kernels", on="wide"))
+    rows = tuple((Name(f"encoder.layer.{index}.attention.self"), words, "fused differently") for index in range(2))
+    text = shown(view_of(Table(columns, rows)), 56)
+    assert "encoder.layer.1.attention.self" in text and "kernels" not in text

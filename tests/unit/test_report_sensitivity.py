@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -98,3 +99,10 @@ def test_names_of_the_model_are_text_wherever_they_stand() -> None:
     page = html_page(view(found))
     assert "</script><b>" not in page and "\x1b" not in page
     assert "Content-Security-Policy" in page
+
+
+def test_it_ends_in_the_build_that_keeps_what_a_budget_bears() -> None:
+    found = report(region("a", 0.1))
+    text = shown(dataclasses.replace(found, model={"path": "nets/my net.onnx"}))
+    assert "trtopt build 'nets/my net.onnx' --int8 --calib samples.npz" in text and "--max-accuracy-drop" in text
+    assert "trtopt build" not in shown(dataclasses.replace(found, model={"path": None, "target": "nets.py:resnet"}))

@@ -8,6 +8,7 @@ import time
 import pytest
 from advice import Net, findings, subject_of
 
+from trtopt.report.text.format import time_text
 from trtopt.roofline.layer import layer_time
 from trtopt.roofline.rules.change import at_batch
 from trtopt.roofline.rules.registry import advise
@@ -28,7 +29,7 @@ def test_a_batch_of_one_is_told_the_batch_that_fills_the_gpu() -> None:
     batch = int(found.remedy.split("up to ")[1].split(" ")[0])
     assert batch >= 16
     larger = subject_of(layers(batch)).total_us
-    assert f"{larger:.0f} us the batch" in found.message
+    assert f"{time_text(larger)} the batch" in found.message
     assert subject_of(layers(1)).total_us > 1.5 * larger / batch
 
 
@@ -105,7 +106,8 @@ def test_few_sequences_are_told_what_32_would_cost_each() -> None:
     work = full.layers[-1].work
     if work is None:
         raise AssertionError
-    assert f"{now:.1f} us each; with 32 {layer_time(work, full.gpu).predicted_us / 32:.1f} us each" in found.message
+    each = layer_time(work, full.gpu).predicted_us / 32
+    assert f"{time_text(now)} each; with 32 {time_text(each)} each" in found.message
 
 
 def test_multiples_of_32_are_no_finding() -> None:

@@ -172,8 +172,14 @@ def _run(argv: list[str]) -> int:
         return UsageError.exit_code
     if argv[0] == "help":
         argv = [*argv[1:], "--help"]
-    if argv[0].startswith("-"):
+    if argv[0] in ("-h", "--help", "-V", "--version"):
         _top_parser().parse_args(argv)
+    if argv[0].startswith("-"):
+        import shlex
+
+        command = next((word for word in argv if word in COMMANDS), "build")
+        line = shlex.join(["trtopt", command, *(word for word in argv if word != command)])
+        raise UsageError("Options stand behind the command", where=argv[0], remedy=line)
     name = argv[0]
     if name not in COMMANDS:
         raise UsageError(

@@ -36,11 +36,19 @@ class Parser(argparse.ArgumentParser):
         args, rest = self.parse_known_args(argv)
         unknown = next((argument for argument in rest if argument.startswith("-")), rest[0] if rest else "")
         if unknown:
-            raise self._unknown(unknown)
+            before = argv[argv.index(unknown) - 1] if unknown in argv[1:] else ""
+            raise self._unknown(unknown, before)
         return args
 
-    def _unknown(self, argument: str) -> UsageError:
+    def _unknown(self, argument: str, before: str) -> UsageError:
         name = argument.partition("=")[0]
+        if not name.startswith("-") and before in self._option_string_actions:
+            to_file = before == "--json" and "--report" in self._option_string_actions
+            return UsageError(
+                f"{before} takes no value",
+                where=f"{before} {argument}",
+                remedy=f"--report {argument} writes the JSON to a file" if to_file else f"see {self.prog} --help",
+            )
         if not name.startswith("-"):
             return UsageError(f"One argument too many: {argument}", where=self.prog, remedy=f"see {self.prog} --help")
         bare = {option.lstrip("-"): option for option in (*self.option_names(), *self._hints)}

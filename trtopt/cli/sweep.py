@@ -15,6 +15,7 @@ from trtopt.config.toml_file import MODEL
 from trtopt.errors import GateError, UsageError
 from trtopt.events import Event
 from trtopt.report.text.blocks import table
+from trtopt.report.text.command import shell
 from trtopt.report.text.format import count, seconds_text, visible
 from trtopt.support.files import check_outputs
 
@@ -70,6 +71,8 @@ def run(argv: Sequence[str]) -> int:
         report = sweep.sweep(args.sweep, **where, yes=args.yes, on_plan=on_plan, on_progress=shown.progress)
     write_forms(report, **outputs)
     show(report, as_json=args.json)
+    if args.report and not args.json and any(row.engine for row in report.rows):
+        say(f"copy what to take, with manifests: {shell('trtopt', 'report', args.report, '--take', 'engines')}")
     failed = (row.failure.exit_code if row.failure else 0 for row in report.rows if row.status != "gate")
     return max([0, *failed, *(GateError.exit_code for row in report.rows if row.status == "gate")])
 

@@ -302,6 +302,11 @@ def own_name(tensor: TensorInfo) -> str:
     return _LOWERING.sub("", tensor.name)
 
 
+def in_place(layer: LayerInfo) -> frozenset[str]:
+    """The buffers that a layer reads and writes: of a ``TensorScatter``, a cache that it puts new entries into."""
+    return frozenset({item.name for item in layer.inputs} & {item.name for item in layer.outputs})
+
+
 def views_bytes(tensors: Iterable[TensorInfo], sizes: Mapping[str, int]) -> int:
     """Bytes a kernel moves of the tensors it lists: several views of one buffer together at most the buffer's size.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.engine.layers import buffer_sizes, layers_of_profile, own_name, tensor_bytes, views_bytes
+from trtopt.engine.layers import buffer_sizes, in_place, layers_of_profile, own_name, tensor_bytes, views_bytes
 from trtopt.hardware.spec import GpuSpec
 from trtopt.report.schema.analysis import Excess, ExcessReason, LayerRow, Limit
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
@@ -114,8 +114,11 @@ class _NeededBytes:
 
     def of(self, kernel: LayerInfo, layer: Layer, work: Work) -> _Moved:
         """What of a kernel's constants, and of inputs and outputs of the network, no kernel before has moved."""
+        placed = in_place(kernel)  # a cache, which is moved by what reads it
         crossing = [
-            item for item in (*kernel.inputs, *kernel.outputs) if own_name(item) in self.network and self._is_new(item)
+            item
+            for item in (*kernel.inputs, *kernel.outputs)
+            if own_name(item) in self.network and item.name not in placed and self._is_new(item)
         ]
         new = {item.name: item for item in kernel.constants if self._is_new(item)}
         self._seen.update(item.name for item in crossing)

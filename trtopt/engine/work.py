@@ -19,6 +19,7 @@ from trtopt.engine.layers import (
     BITS,
     buffer_sizes,
     constant_bytes,
+    in_place,
     layers_of_profile,
     own_name,
     tensor_bytes,
@@ -456,15 +457,19 @@ class _Counter:
 
     def _bytes(self, index: int) -> tuple[int, int, int, int]:
         """Bytes of activations read, of constants read, of activations written, and of the activations those of the
-        network's inputs and outputs, in one run of the kernel."""
+        network's inputs and outputs, in one run of the kernel; of a cache that is filled up in place, new entries."""
         kernel = self.kernels[index]
+        nodes = [self.nodes[name] for name in self.claims.touched[index]]
+        entries = [node.inputs[1] for node in nodes if is_op(node, "TensorScatter")]
+        placed = in_place(kernel) if entries else frozenset()
+        new = sum(math.prod(self.shapes.get(str(v.name), ())) * v.dtype.bitwidth // 8 for v in entries if v and v.dtype)
         tables = self._gathered(index)
         constants = {item.name: item for item in kernel.constants}
         weights = _read_bytes(constants.values(), tables)
-        crossing = [item for item in (*kernel.inputs, *kernel.outputs) if own_name(item) in self.network]
-        moved = (kernel.inputs, kernel.outputs, crossing)
-        read, written, crosses = (views_bytes(items, self.sizes) for items in moved)
-        return read, weights, written, crosses
+        inputs, outputs = ([i for i in items if i.name not in placed] for items in (kernel.inputs, kernel.outputs))
+        crossing = [item for item in (*inputs, *outputs) if own_name(item) in self.network]
+        read, written, crosses = (views_bytes(items, self.sizes) for items in (inputs, outputs, crossing))
+        return read, weights, written + new, crosses + new
 
     def _gathered(self, index: int) -> dict[tuple[int, ...], int]:
         """Shapes of constants of which a kernel gathers rows, and the elements it reads of them."""

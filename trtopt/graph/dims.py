@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
 from trtopt.graph import edit
-
-
-@dataclass(frozen=True)
-class Product:
-    """A number times dimensions, each with the power it is raised to."""
-
-    number: int
-    powers: frozenset[tuple[str | tuple[ir.Value, int] | AtMost, int]]
-
-
-@dataclass(frozen=True)
-class AtMost:
-    """A dimension, or ``number`` (2 or more) where that is less: what is taken of a table of so many rows."""
-
-    dim: str | tuple[ir.Value, int] | Product
-    number: int
-
-
-Dim = int | str | tuple[ir.Value, int] | Product | AtMost
-"""A number, a dimension the model names, dimension ``i`` of a value, or a product of those. Those that compare equal
-are equal."""
+from trtopt.graph.dimension import AtMost, Dim, Product, factors_of, parts_of, product_of, reshaped
 
 _Dims = tuple[Dim, ...]
 _Found = Sequence[Dim | None] | None
@@ -40,12 +18,12 @@ _LONGEST = 16
 """Elements of a tensor that may be a shape."""
 
 _SAME = frozenset(
-    "Abs BatchNormalization Cast Celu Ceil Clip Cos Dropout Elu Erf Exp Floor Gelu GroupNormalization HardSigmoid "
-    "HardSwish Identity InstanceNormalization IsInf IsNaN LayerNormalization LeakyRelu Log LogSoftmax Mish Neg Not "
-    "RMSNormalization Reciprocal Relu Round Selu Sigmoid Sign Sin Softmax Softplus Softsign Sqrt Tanh "
-    "ThresholdedRelu".split()
+    "Abs BatchNormalization Cast Celu Ceil Clip Cos CumSum DequantizeLinear Dropout Elu Erf Exp Floor Gelu "
+    "GroupNormalization HardSigmoid HardSwish Identity InstanceNormalization IsInf IsNaN LayerNormalization LeakyRelu "
+    "Log LogSoftmax LpNormalization Mish Neg Not PRelu QuantizeLinear RMSNormalization Reciprocal Relu Round Selu "
+    "Sigmoid Sign Sin Softmax Softplus Softsign Sqrt Swish Tanh ThresholdedRelu Trilu".split()
 )
-_REDUCTIONS = frozenset("ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare".split())
+_REDUCTIONS = frozenset("ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare".split())
 
 
 class Dimensions:
@@ -58,8 +36,14 @@ class Dimensions:
         self._main = model.graph
         self._dims: dict[ir.Value, _Dims] = {}
         self._held: dict[ir.Value, tuple[Dim | None, ...]] = {}
-        for graph in edit.all_graphs(model.graph):
-            for node in graph:
+        self._least: dict[str, int] = {}
+        self._products: dict[str, Product] = {}
+        self._doubts = False
+        nodes = [node for graph in edit.all_graphs(model.graph) for node in graph]
+        for node in nodes:
+            self._read(node)
+        if self._doubts and self._least:  # sizes are computed before the windows that say how large they are
+            for node in nodes:
                 self._read(node)
 
     def of(self, value: ir.Value | None) -> _Dims | None:
@@ -79,13 +63,68 @@ class Dimensions:
             self._held[value] = tuple(int(item) for item in tensor.numpy().ravel())
         return self._held[value]
 
+    def is_natural(self, dim: Dim) -> bool:
+        """Whether a dimension, or a floor of one, is known not to be negative at sizes at which the model runs."""
+        if isinstance(dim, int):
+            return dim >= 0
+        if isinstance(dim, Product):
+            return all(self.is_natural(name) for name, _ in dim.powers)
+        parts = parts_of(dim.dim if isinstance(dim, AtMost) else dim)
+        if parts is None:
+            return True
+        factors = self._products.get(parts[0])
+        if parts[1] >= -self._least.get(parts[0], 0) and (factors is None or self.is_natural(factors)):
+            return True
+        self._doubts = True
+        return False
+
+    def is_main(self, node: ir.Node) -> bool:
+        """Whether a node runs whenever the model does."""
+        return node.graph is self._main
+
+    def name(self, dim: Dim) -> str | None:
+        """What a dimension is called; None where a value's is in it."""
+        if not isinstance(dim, Product):
+            return dim if isinstance(dim, str) else None
+        powers = sorted((str(name), power) for name, power in dim.powers if isinstance(name, str) and power > 0)
+        if len(powers) < len(dim.powers):
+            return None
+        factors = [str(dim.number)] * (dim.number != 1) + [name for name, power in powers for _ in range(power)]
+        found = f"product({', '.join(factors)})"
+        self._products[found] = dim
+        return found
+
+    def floor(self, dim: Dim | None, add: int, by: int) -> Dim | None:
+        """floor((dim + add) / by): floors of floors, and numbers added to them, are one floor of the same name."""
+        if isinstance(dim, int):
+            return (dim + add) // by
+        parts = None if dim is None else parts_of(self.name(dim))
+        if parts is None:
+            return None
+        base, first, step = parts
+        total, step = first + add * step, step * by
+        if (total, step) != (0, 1):
+            return f"floor(({base}{total:+d})/{step})"
+        return self._products.get(base, base)
+
+    def windows(self, dim: Dim, whole: int, step: int, trusted: bool) -> Dim | None:
+        """How many windows ``whole`` long fit into ``dim``, ``step`` apart: one at least where the model runs."""
+        found = self.floor(self.floor(dim, -whole, step), 1, 1)
+        parts = None if found is None else parts_of(found)
+        if parts is not None and trusted:
+            base, add, by = parts
+            self._least[base] = max(self._least.get(base, 0), by - add)
+        return found
+
     def _read(self, node: ir.Node) -> None:
         if node.domain != "" or not node.outputs:
             return
         rule = _RULES.get(node.op_type)
-        dims = self._told(node.outputs[0], rule(self, node) if rule is not None else None)
-        if dims is not None:
-            self._dims[node.outputs[0]] = dims
+        found = rule(self, node) if rule is not None else None
+        for value in node.outputs if node.op_type == "Split" else node.outputs[:1]:
+            dims = self._told(value, found)
+            if dims is not None:
+                self._dims[value] = dims
         reader = _READERS.get(node.op_type)
         held = reader(self, node) if reader is not None else None
         if held is not None and len(held) <= _LONGEST:
@@ -108,7 +147,8 @@ class Dimensions:
             elif dim is not None:
                 dims.append(dim)
             else:
-                dims.append(told.value if trusted and told.value is not None else (value, axis))
+                name = told.value if trusted else None
+                dims.append((value, axis) if name is None else self._products.get(name, name))
         return tuple(dims)
 
 
@@ -125,57 +165,49 @@ def name_dimensions(model: ir.Model) -> None:
     for value in open_:
         found = known.of(value) if known is not None else None
         for axis, (dim, told) in enumerate(zip(found or (), value.shape or (), strict=False)):
-            if isinstance(dim, str) and _is_open(told) and value.shape is not None:
-                value.shape[axis] = dim
+            name = known.name(dim) if known is not None and _is_open(told) else None
+            if name is not None and value.shape is not None:
+                value.shape[axis] = name
 
 
 def _is_open(dim: int | ir.SymbolicDim) -> bool:
     return isinstance(dim, ir.SymbolicDim) and dim.value is None
 
 
-def reshaped(dims: _Dims | None, target: Sequence[Dim | None]) -> list[Dim | None]:
-    """The dimensions of a tensor of ``dims`` reshaped to ``target``, in which 0 copies and -1 is what is left."""
-    found: list[Dim | None] = []
-    for axis, dim in enumerate(target):
-        if dim == 0:
-            found.append(dims[axis] if dims is not None and axis < len(dims) else None)
-        else:
-            found.append(None if dim == -1 else dim)
-    known = [dim for dim in found if dim is not None]
-    if -1 in target and dims is not None and len(known) == len(found) - 1:
-        found[list(target).index(-1)] = _left(dims, known)
+def _windows(known: Dimensions, node: ir.Node) -> _Found:
+    """Of a convolution or a pooling."""
+    dims, weight = known.of(edit.input_of(node, 0)), known.of(edit.input_of(node, 1))
+    if dims is None or edit.string_attribute(node, "auto_pad", "NOTSET") != "NOTSET":
+        return None
+    count = len(dims) - 2
+    kernel = edit.ints_attribute(node, "kernel_shape") or (weight or ())[2:]
+    steps, gaps, pads = (
+        edit.ints_attribute(node, name) or (default,) * times
+        for name, default, times in (("strides", 1, count), ("dilations", 1, count), ("pads", 0, 2 * count))
+    )
+    if edit.int_attribute(node, "ceil_mode", 0) or not len(kernel) == len(steps) == len(gaps) == count:
+        return None
+    found: list[Dim | None] = [dims[0], weight[0] if node.op_type == "Conv" and weight else dims[1]]
+    for axis, (size, step, gap) in enumerate(zip(kernel, steps, gaps, strict=True)):
+        whole = gap * (size - 1) + 1 - pads[axis] - pads[axis + count] if isinstance(size, int) else None
+        found.append(None if whole is None else known.windows(dims[axis + 2], whole, step, known.is_main(node)))
     return found
 
 
-def _left(dims: Sequence[Dim], taken: Sequence[Dim]) -> Dim | None:
-    """The dimension which, times those ``taken``, has as many elements as ``dims``."""
-    whole, names = _factors(dims)
-    part, others = _factors(taken)
-    if others - names or whole <= 0 or part <= 0 or whole % part:
+def _pad(known: Dimensions, node: ir.Node) -> _Found:
+    dims, pads = known.of(edit.input_of(node, 0)), edit.constant_of(edit.input_of(node, 1))
+    if dims is None or pads is None or edit.input_of(node, 3) is not None or pads.size != 2 * len(dims):
         return None
-    return _product_of(whole // part, names - others)
+    added = pads.reshape(2, -1).sum(axis=0)
+    return [dim if not more else known.floor(dim, int(more), 1) for dim, more in zip(dims, added, strict=True)]
 
 
-def _factors(dims: Iterable[Dim]) -> tuple[int, Counter[str | tuple[ir.Value, int] | AtMost]]:
-    """The product of ``dims`` as a number, and how often each dimension that is none is in it."""
-    number, names = 1, Counter[str | tuple[ir.Value, int] | AtMost]()
-    for dim in dims:
-        if isinstance(dim, int):
-            number *= dim
-        elif isinstance(dim, Product):
-            number *= dim.number
-            names.update(dict(dim.powers))
-        else:
-            names[dim] += 1
-    return number, names
-
-
-def _product_of(number: int, names: Counter[str | tuple[ir.Value, int] | AtMost]) -> Dim:
-    if not names:
-        return number
-    if number == 1 and names.total() == 1:
-        return next(iter(names))
-    return Product(number, frozenset(names.items()))
+def _resize(known: Dimensions, node: ir.Node) -> _Found:
+    sizes, plain = (
+        edit.input_of(node, 3),
+        edit.string_attribute(node, "keep_aspect_ratio_policy", "stretch") == "stretch",
+    )
+    return known.held(sizes) if plain and "axes" not in node.attributes else None
 
 
 def _first(known: Dimensions, node: ir.Node) -> _Found:
@@ -256,28 +288,34 @@ def _gather_elements(known: Dimensions, node: ir.Node) -> _Found:
 
 
 def _slice(known: Dimensions, node: ir.Node) -> _Found:
-    """What is taken from the start, in steps of 1."""
+    """What is taken from the start, in steps of 1; the axes that nothing is taken of stay."""
     dims, ends = known.of(edit.input_of(node, 0)), known.held(edit.input_of(node, 2))
     starts, steps = known.held(edit.input_of(node, 1)), known.held(edit.input_of(node, 4))
-    if dims is None or ends is None or starts is None or any(start != 0 for start in starts):
+    if dims is None or ends is None:
         return None
     axes = range(len(ends)) if edit.input_of(node, 3) is None else known.held(edit.input_of(node, 3))
-    if axes is None or (edit.input_of(node, 4) is not None and (steps is None or any(step != 1 for step in steps))):
+    if edit.input_of(node, 4) is None:
+        steps = (1,) * len(ends)
+    if axes is None or len(axes) != len(ends):
         return None
     found: list[Dim | None] = list(dims)
-    for axis, end in zip(axes, ends, strict=True):
+    for place, (axis, end) in enumerate(zip(axes, ends, strict=True)):
         if not isinstance(axis, int):
             return None
-        found[axis] = _taken(dims[axis], end)
+        whole = starts is not None and starts[place] == 0 and steps is not None and steps[place] == 1
+        found[axis] = _taken(known, dims[axis], end) if whole else None
     return found
 
 
-def _taken(dim: Dim, end: Dim | None) -> Dim | None:
+def _taken(known: Dimensions, dim: Dim, end: Dim | None) -> Dim | None:
     """How many of ``dim`` come before ``end``."""
     if end == dim or (isinstance(end, int) and end >= _NO_END):
         return dim
     if end is None or isinstance(end, AtMost):
         return None
+    if isinstance(end, int) and end < 0:
+        rest = known.floor(dim, end, 1)
+        return rest if rest is not None and known.is_natural(rest) else None
     if isinstance(end, int):
         return min(dim, end) if isinstance(dim, int) and end >= 0 else None
     return AtMost(end, dim) if isinstance(dim, int) and dim > 1 else None
@@ -291,7 +329,9 @@ def _concat(known: Dimensions, node: ir.Node) -> _Found:
     axis = edit.int_attribute(node, "axis", 0) % len(first)
     lengths = [dims[axis] for dims in parts if dims is not None and len(dims) == len(first)]
     numbers = [length for length in lengths if isinstance(length, int)]
-    return [*first[:axis], sum(numbers) if len(numbers) == len(parts) else None, *first[axis + 1 :]]
+    open_: list[Dim] = [length for length in lengths if not isinstance(length, int)]
+    whole = len(lengths) == len(parts) and len(open_) < 2
+    return [*first[:axis], known.floor(next(iter(open_), 0), sum(numbers), 1) if whole else None, *first[axis + 1 :]]
 
 
 def _unsqueeze(known: Dimensions, node: ir.Node) -> _Found:
@@ -303,10 +343,35 @@ def _unsqueeze(known: Dimensions, node: ir.Node) -> _Found:
     return [1 if axis in new else next(rest) for axis in range(rank)]
 
 
+def _squeeze(known: Dimensions, node: ir.Node) -> _Found:
+    dims, axes = known.of(edit.input_of(node, 0)), edit.axes_of(node)
+    if dims is None or not axes:
+        return None
+    gone = {axis % len(dims) for axis in axes}
+    return [dim for axis, dim in enumerate(dims) if axis not in gone]
+
+
+def _split(known: Dimensions, node: ir.Node) -> _Found:
+    """Those of each output."""
+    dims = known.of(edit.input_of(node, 0))
+    if not dims:
+        return None
+    gone = edit.int_attribute(node, "axis", 0) % len(dims)
+    return [None if axis == gone else dim for axis, dim in enumerate(dims)]
+
+
+def _gemm(known: Dimensions, node: ir.Node) -> _Found:
+    left, right = known.of(edit.input_of(node, 0)), known.of(edit.input_of(node, 1))
+    if left is None or right is None or len(left) != 2 or len(right) != 2:
+        return None
+    return [left[edit.int_attribute(node, "transA", 0)], right[1 - edit.int_attribute(node, "transB", 0)]]
+
+
 def _range(known: Dimensions, node: ir.Node) -> _Found:
     """From 0 to a dimension in steps of 1."""
     start, limit, step = (known.held(value) for value in node.inputs)
-    return list(limit) if start == (0,) and step == (1,) and limit is not None and len(limit) == 1 else None
+    fits = start == (0,) and step == (1,) and limit is not None and len(limit) == 1
+    return list(limit) if fits and limit and limit[0] is not None and known.is_natural(limit[0]) else None
 
 
 def _read_shape(known: Dimensions, node: ir.Node) -> _Found:
@@ -365,7 +430,7 @@ def _read_binary(known: Dimensions, node: ir.Node) -> _Found:
         return None
     count = max(len(left), len(right))
     pairs = zip(*(held * count if len(held) == 1 else held for held in (left, right)), strict=True)
-    return [_PAIRWISE[node.op_type](one, other) for one, other in pairs]
+    return [_PAIRWISE[node.op_type](known, one, other) for one, other in pairs]
 
 
 def _is_listed(known: Dimensions, node: ir.Node) -> bool:
@@ -376,28 +441,41 @@ def _is_listed(known: Dimensions, node: ir.Node) -> bool:
     return is_short and 0 not in sizes and len(sizes - {1}) < 2
 
 
-def _equal(one: Dim | None, other: Dim | None) -> Dim | None:
+def _equal(known: Dimensions, one: Dim | None, other: Dim | None) -> Dim | None:
     if one is None or other is None:
         return None
     numbers = [dim for dim in (one, other) if isinstance(dim, int)]
     if one == other or len(numbers) == 2:
         return int(one == other)
-    return 0 if any(number < 0 for number in numbers) else None
+    apart = any(number < 0 for number in numbers) and any(known.is_natural(dim) for dim in (one, other))
+    return 0 if apart else None
 
 
-def _times(one: Dim | None, other: Dim | None) -> Dim | None:
+def _plus(known: Dimensions, one: Dim | None, other: Dim | None) -> Dim | None:
+    if isinstance(one, int):
+        one, other = other, one
+    return known.floor(one, other, 1) if isinstance(other, int) else None
+
+
+def _minus(known: Dimensions, one: Dim | None, other: Dim | None) -> Dim | None:
+    return known.floor(one, -other, 1) if isinstance(other, int) else None
+
+
+def _times(known: Dimensions, one: Dim | None, other: Dim | None) -> Dim | None:
     if one is None or other is None:
         return None
-    number, names = _factors((one, other))
-    return _product_of(number, names) if number > 0 or not names else None
+    number, names = factors_of((one, other))
+    return product_of(number, names) if number > 0 or not names else None
 
 
-def _over(one: Dim | None, other: Dim | None) -> Dim | None:
-    """A product divided by a number that divides it."""
+def _over(known: Dimensions, one: Dim | None, other: Dim | None) -> Dim | None:
+    """A product divided by a number that divides it, or a floor: the operator rounds to 0, so that of no negative."""
     if one is None or not isinstance(other, int) or other <= 0:
         return None
-    number, names = _factors((one,))
-    return _product_of(number // other, names) if number % other == 0 else None
+    number, names = factors_of((one,))
+    if number % other == 0:
+        return product_of(number // other, names)
+    return known.floor(one, 0, other) if known.is_natural(one) else None
 
 
 def _read_where(known: Dimensions, node: ir.Node) -> _Found:
@@ -410,7 +488,13 @@ def _read_where(known: Dimensions, node: ir.Node) -> _Found:
     return [yes if yes == no else None if test is None else yes if test else no for test, yes, no in rows]
 
 
-_PAIRWISE: dict[str, Callable[[Dim | None, Dim | None], Dim | None]] = {"Div": _over, "Equal": _equal, "Mul": _times}
+_PAIRWISE: dict[str, Callable[[Dimensions, Dim | None, Dim | None], Dim | None]] = {
+    "Add": _plus,
+    "Div": _over,
+    "Equal": _equal,
+    "Mul": _times,
+    "Sub": _minus,
+}
 """By operator: what one element of the output is."""
 
 _Rule = Callable[[Dimensions, ir.Node], _Found]
@@ -418,28 +502,32 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_SAME, _first),
     **dict.fromkeys(edit.BROADCAST, _broadcast),
     **dict.fromkeys(_REDUCTIONS, _reduction),
+    **dict.fromkeys(("AveragePool", "Conv", "MaxPool"), _windows),
     "Concat": _concat,
     "Expand": _expand,
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
+    "Gemm": _gemm,
     "MatMul": _product,
+    "Pad": _pad,
     "Range": _range,
     "Reshape": _reshape,
+    "Resize": _resize,
     "Slice": _slice,
+    "Split": _split,
+    "Squeeze": _squeeze,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }
-"""By operator: the dimensions of the first output."""
+"""By operator: the dimensions of the first output, of Split those of each."""
 
 _READERS: dict[str, _Rule] = {
+    **dict.fromkeys(_PAIRWISE, _read_binary),
     **dict.fromkeys(("Identity", "Reshape", "Squeeze", "Unsqueeze"), lambda known, node: known.held(node.inputs[0])),
     "Cast": _read_cast,
     "Concat": _read_concat,
-    "Div": _read_binary,
-    "Equal": _read_binary,
     "Gather": _read_gather,
-    "Mul": _read_binary,
     "Shape": _read_shape,
     "Slice": _read_slice,
     "Where": _read_where,

@@ -64,9 +64,14 @@ kernels, stream syncs nor bytes grow."""
 
 
 def no_gain(before: Cost, after: Cost) -> str:
+    return f"it does not pay: {changes(before, after)}"
+
+
+def changes(before: Cost, after: Cost) -> str:
+    """Kernels, bytes and time of two forms, in words."""
     return (
-        f"it does not pay: {before.kernels} -> {after.kernels} kernels, {before.bytes / 1e6:.2f} -> "
-        f"{after.bytes / 1e6:.2f} MB, {before.predicted_us:.1f} -> {after.predicted_us:.1f} us"
+        f"{before.kernels} -> {after.kernels} kernels, {before.bytes / 1e6:.2f} -> {after.bytes / 1e6:.2f} MB, "
+        f"{before.predicted_us:.1f} -> {after.predicted_us:.1f} us"
     )
 
 

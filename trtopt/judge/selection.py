@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from trtopt.events import Event, OnEvent
 from trtopt.graph import edit
 from trtopt.graph.shapes import at_shapes, infer_in_place
 from trtopt.judge.form import best_shapes, only_at_optimum, profile_of
-from trtopt.judge.protocol import LEAST_GAIN, Judge, Priced, PriceFile, Prices, Question, no_gain
+from trtopt.judge.protocol import LEAST_GAIN, Judge, Priced, PriceFile, Prices, Question, changes, no_gain
 from trtopt.judge.subgraph import CutError, Cutter, structure_key
 from trtopt.precision.decide import plan_for
 from trtopt.precision.observe.ranges import int8_sqnr_db
@@ -36,6 +37,9 @@ Choice = Mapping[str, QuantizedOp]
 """The 8-bit nodes and their forms; the others are 16-bit."""
 
 _ROUNDS = 4
+_UNCACHED = 0.5
+"""Share of the bytes a region adds that its gain has to pay from memory: what lies between two kernels is priced as
+the cache holds it, and whether it does depends on what else runs."""
 _RESIDUAL_GAIN = 0.25
 """Share of the least gain that a residual in 8 bits has to win."""
 _RESIDUAL_SQNR_DB = 30.0
@@ -100,6 +104,7 @@ class Guard:
         form: The model as it is judged; the same node names.
         judge: Says what a graph with its precision written costs.
         file: Prices of other runs with this judge; None for none.
+        memory_gbs: Memory bandwidth of the GPU in GB/s.
     """
 
     problem: Problem
@@ -108,6 +113,7 @@ class Guard:
     judge: Judge
     on_event: OnEvent
     file: PriceFile | None = None
+    memory_gbs: float = math.inf
     _prices: Prices = field(init=False)
     _following: Region | None = field(init=False, default=None)
     _subgraphs: dict[str, Subgraph | str] = field(default_factory=dict)
@@ -146,7 +152,7 @@ class Guard:
         verdicts = tuple(_with_options(same) for same in zip(verdicts, *(item[1] for item in found), strict=True))
         if before is not None and after is not None:
             choice, verdicts, after = self._trimmed(choice, verdicts, before, after)
-        if before is not None and choice and _time(after) > before.predicted_us * (1 - LEAST_GAIN / 10):
+        if before is not None and choice and self._gains_too_little(before, after):
             choice, verdicts, after = self._nothing(verdicts, before, after)
         self.on_event(Event("end", "guard"))
         return Guarded(choice, verdicts, before, after)
@@ -251,7 +257,9 @@ class Guard:
     ) -> tuple[Choice, tuple[RegionVerdict, ...], Cost]:
         reason = "the whole network cannot be judged with it"
         if after is not None:
+            added_us = self.memory_us(after.bytes - before.bytes)
             least = f"the whole network gains less than {LEAST_GAIN / 10:.1%}"
+            least += f", with {added_us:.1f} us for half of the bytes that it adds" if added_us else ""
             reason = f"{least}: {before.predicted_us:.1f} -> {after.predicted_us:.1f} us"
         return {}, tuple(replace(v, kept={}, reason=reason) if v.kept else v for v in verdicts), before
 
@@ -365,8 +373,22 @@ class Guard:
             return RegionVerdict(region, {}, f"it cannot be built in 8-bit: {error.what}", before)
         region_us = (share if share.kernels else before).predicted_us
         found = RegionVerdict(region, form, "", before, after, region_us=region_us)
-        pays = found.saved_us > 0 and found.saved_us >= _least(found)
-        return found if pays else replace(found, kept={}, reason=no_gain(before, after))
+        if found.saved_us <= 0 or found.saved_us < _least(found):
+            return replace(found, kept={}, reason=no_gain(before, after))
+        added_us = self.memory_us(after.bytes - before.bytes)
+        if found.saved_us - added_us < _least(found):
+            text = f"it pays in the cache only: half of the bytes it adds take {added_us:.1f} us from memory"
+            return replace(found, kept={}, reason=f"{text}; {changes(before, after)}")
+        return found
+
+    def _gains_too_little(self, before: Cost, after: Cost | None) -> bool:
+        """Whether 8-bit is not worth it on the whole network."""
+        added_us = 0.0 if after is None else self.memory_us(after.bytes - before.bytes)
+        return _time(after) + added_us > before.predicted_us * (1 - LEAST_GAIN / 10)
+
+    def memory_us(self, added: int) -> float:
+        """The microseconds that memory takes for its share of bytes that are added; 0 where there are fewer."""
+        return _UNCACHED * max(added, 0) / (self.memory_gbs * 1e3)
 
     def _subgraph(self, region: Region) -> Subgraph | str:
         if region.name not in self._subgraphs:

@@ -203,7 +203,8 @@ def guard_of(
     form = judged_form(problem.model, target.profiles)
     with open_judge(None, prices=None) as judge:
         file = PriceFile((judge.name, repr(target.gpu)), config.cache_dir, listen, config.plugins)
-        with closing(Guard(problem, candidates, form, judge, listen, file)) as guard:
+        memory_gbs = math.inf if target.gpu is None else target.gpu.bandwidth_gbs
+        with closing(Guard(problem, candidates, form, judge, listen, file, memory_gbs)) as guard:
             yield guard
 
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from trtopt.accuracy.metric import drop_of
 from trtopt.accuracy.scores import held_by
+from trtopt.config import DEFAULT_FLOOR
 from trtopt.engine.request import ShapeProfile
 from trtopt.errors import EngineBuildError
 from trtopt.graph.artifact import ModelArtifact
@@ -31,6 +32,7 @@ from trtopt.precision.fp16.heads import score_nodes
 from trtopt.precision.fp16.repair import smallest_sqnr_db
 from trtopt.precision.fp16.rescale import RESCALE
 from trtopt.precision.fp16.to_fp32 import to_fp32
+from trtopt.precision.observe.samples import SYNTHETIC
 from trtopt.precision.plan import BF16, FP16
 from trtopt.report.schema.build import AccuracyRecord, KeptNode
 from trtopt.report.schema.decisions import SearchRecord
@@ -43,6 +45,9 @@ from trtopt.support.precision import Precision
 
 SLOWER = 1.001
 """Above this ratio what ships is slower than plain; below it are roundings of the prediction."""
+
+LEAST_DB = DEFAULT_FLOOR.sqnr_db or 0.0
+"""What outputs in 8 bits keep on real data."""
 
 _APART = 0.02
 """Share by which what was judged before and what ships may differ without a word."""
@@ -352,13 +357,20 @@ def _below(found: AccuracyRecord, bound: float) -> dict[str, str]:
 
 def warn_of_noise(built: Built, reference: ir.Model, precision: Precision | None, clock: Clock) -> None:
     """Say it where an output of a 16-bit network is verified below the bound that its nodes were chosen to keep, on
-    fewer samples; of what is behind a selection nothing is said, and failed gates speak for themselves."""
-    if precision is None or precision.is_wide or precision.is_quantized or built.failures:
+    fewer samples, or one in 8 bits on random data below the floor that real data has; of what is behind a selection
+    nothing is said, and failed gates speak for themselves."""
+    if precision is None or precision.is_wide or built.failures:
         return
-    bound = bound_of(precision, None)
+    is_random = precision.is_quantized and built.accuracy.source == SYNTHETIC
+    if precision.is_quantized and not is_random:
+        return
+    bound = LEAST_DB if is_random else bound_of(precision, None)
     low = _below(built.accuracy, bound)
     low = {name: low[name] for name, holds in held_by(reference, low).items() if holds != "selection"}
-    if low:
+    if low and is_random:
+        remedy = f"give samples with --calib, or --min-sqnr-db {bound:g}, which takes regions back"
+        clock.warn("verify", f"{'; '.join(low.values())} on random data, less than the floor of {bound:g}; {remedy}")
+    elif low:
         counted = (
             f"on {count(built.accuracy.samples, 'sample')}, less than the {bound:g} that {precision.upper()} keeps"
         )

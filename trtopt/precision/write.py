@@ -29,6 +29,7 @@ from trtopt.precision.bias import add_bias
 from trtopt.precision.fp16.cast_to_half import cast_to_half
 from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.plan import WEIGHTED, NarrowType, PrecisionPlan, QuantizedOp
+from trtopt.precision.qdq.apart import biases_apart
 from trtopt.support.precision import Precision
 
 _MIDDLE = 1.5 * 2**23
@@ -377,7 +378,11 @@ def apply_plan(base: ir.Model, plan: PrecisionPlan) -> ir.Model:
     if plan.quantized:
         quantized = quantize(base, plan)
         model, wide = quantized.model, wide | quantized.wide
-    return model if plan.narrow is None else cast_to_half(model, plan.narrow, wide, plan.bfloat)
+    if plan.narrow is None:
+        return model
+    narrow = cast_to_half(model, plan.narrow, wide, plan.bfloat)
+    biases_apart(narrow)
+    return narrow
 
 
 def cast_borders(model: ir.Model, narrow: ir.DataType) -> ir.Model:

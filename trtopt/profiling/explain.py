@@ -16,7 +16,7 @@ from trtopt.hardware.spec import GpuSpec
 from trtopt.profiling.measured import MeasuredLayer
 from trtopt.report.schema.analysis import LayerRow
 from trtopt.report.schema.profile import Deviation, Launching, Reason
-from trtopt.report.text.format import percent
+from trtopt.report.text.format import percent, time_text
 from trtopt.roofline.constants import constants_for
 from trtopt.roofline.layer import PredictedTime, layer_times
 from trtopt.roofline.work import Work
@@ -197,7 +197,9 @@ def unfused_qdq(subject: LayerInNetwork) -> Why:
         remedy = "place Q/DQ where it is fused: `trtopt build --int8` on the model without them"
         if subject.reads_network_input:
             remedy = "leave the first layer in FP16, as `trtopt build --int8` does, or feed it quantized"
-        yield subject.layer.measured_us, f"only quantizes: {', '.join(names[:3])}", remedy
+        alone = names == (subject.layer.info.name,)
+        message = "only quantizes" if alone else f"only quantizes: {', '.join(names[:3])}"
+        yield subject.layer.measured_us, message, remedy
 
 
 def misaligned_channels(subject: LayerInNetwork) -> Why:
@@ -287,7 +289,7 @@ def launch_bound(subject: LayerInNetwork) -> Why:
     time = subject.time(work, "graph")
     if time.limiter == "latency":
         busy = max(time.math_us, time.memory_us)
-        message = f"{time.predicted_us:.1f} us predicted in a CUDA graph, {busy:.1f} of it work"
+        message = f"{time_text(time.predicted_us)} predicted in a CUDA graph, {time_text(busy)} of it work"
         yield min(time.latency_us, subject.layer.measured_us), message, "a larger batch, or fewer kernels"
 
 
@@ -385,7 +387,7 @@ def _against_prediction(subject: LayerInNetwork, found: Sequence[Deviation]) -> 
     measured, predicted = subject.layer.measured_us, subject.row.predicted_us
     if abs(measured - predicted) < LEAST_US or max(measured / predicted, predicted / measured) < FAR:
         return
-    text = f"{measured:.1f} us measured, {predicted:.1f} us predicted"
+    text = f"{time_text(measured)} measured, {time_text(predicted)} predicted"
     tactic = subject.layer.info.tactic
     if tactic:
         text += f", kernel {tactic}"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from trtopt.profiling.explain import Network
 from trtopt.report.schema.analysis import Finding, Severity
 from trtopt.report.schema.profile import ProfileLayer, Reason
-from trtopt.report.text.format import count, percent, shorten
+from trtopt.report.text.format import count, percent, shorten, time_text
 from trtopt.report.text.names import named
 from trtopt.support.precision import EIGHT_BIT_TYPES
 
@@ -100,7 +100,7 @@ def _finding(reason: Reason, layers: Sequence[ProfileLayer], network: Network) -
         f"{shorten(named(layer.modules, layer.name).text, _NAME)}: {item.message}" for layer, item in hits[:_LISTED]
     )
     more = f"; and {len(hits) - _LISTED} more" if len(hits) > _LISTED else ""
-    share = f", {measured:.1f} us ({percent(measured / total)})" if total else ""
+    share = f", {time_text(measured)} ({percent(measured / total)})" if total else ""
     message = f"{count(len(hits), 'layer')}{share}: {_WHAT[reason]}. {listed}{more}"
     nodes = tuple(dict.fromkeys(name for layer, _ in hits for name in (layer.onnx_nodes or (layer.name,))))
     act = _act(reason, hits[0][1].remedy, layers, network)

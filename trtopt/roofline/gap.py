@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from trtopt.hardware.spec import GpuSpec
 from trtopt.report.schema.analysis import Finding, is_noise, range_of_sum, rank
-from trtopt.report.text.format import count
+from trtopt.report.text.format import count, time_text
 from trtopt.roofline.constants import constants_for
 from trtopt.roofline.intervals import range_of
 from trtopt.roofline.layer import layer_times
@@ -176,9 +176,9 @@ def _finding(group: Sequence[GapRegion], before: _Sum, after: _Sum, times: Mappi
     names = ", ".join(dict.fromkeys(f"{layer.name} ({layer.op})" for layer in blamed[:3]))
     alike = f"{len(group)} regions like this one: " if len(group) > 1 else ""
     message = (
-        f"{alike}{count(before.kernels, 'kernel')}, {before.bytes / 1e6:.1f} MB and {before.us:.1f} us expected; "
-        f"the compiler makes {count(after.kernels, 'kernel')}, {after.bytes / 1e6:.1f} MB and {after.us:.1f} us of it. "
-        f"{more[cause]:.1f} us more go to {what}: {names}"
+        f"{alike}{count(before.kernels, 'kernel')}, {before.bytes / 1e6:.1f} MB and {time_text(before.us)} expected; "
+        f"the compiler makes {count(after.kernels, 'kernel')}, {after.bytes / 1e6:.1f} MB and {time_text(after.us)} of"
+        f" it. {time_text(more[cause])} more go to {what}: {names}"
     )
     nodes = tuple(dict.fromkeys(name for region in group for name in region.nodes[:_LISTED]))
     return Finding(RULE, "warning", nodes, message, remedy, after.us - before.us, command=_COMMANDS[cause])

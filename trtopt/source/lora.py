@@ -74,7 +74,8 @@ def read_adapter(text: str) -> Adapter:
     if others or not found:
         what = f"it holds {others[0]}" if others else "it holds no lora_A and lora_B"
         raise _no_adapter(file, what)
-    notes = [] if config or any("alpha" in parts for parts in found.values()) else [_without_scale(text, file)]
+    is_said = config or any("alpha" in parts for parts in found.values()) or _split(text)[0] != Path(text)
+    notes = [] if is_said else [_without_scale(text, file)]
     pairs = {module: _pair(module, parts, config, factor, file) for module, parts in found.items()}
     digest = hashlib.sha256(repr(factor).encode())
     for module, pair in sorted(pairs.items()):

@@ -15,6 +15,9 @@ from trtopt.source.written import Writer, WritingError
 _Rule = Callable[[Writer], None]
 
 _MICROSOFT = "com.microsoft"
+_TENSORRT = "trt"
+_QUANTIZERS = {prefix + name: name for name in ("QuantizeLinear", "DequantizeLinear") for prefix in ("", "TRT_FP8")}
+"""What Model Optimizer writes in TensorRT's domain, and what it is in ONNX."""
 _BYTE = 8
 
 
@@ -61,6 +64,7 @@ def mend_spelling(proto: onnx.ModelProto) -> None:
     """What exporters write and ONNX does not define, or does not infer, as ONNX has it; in place."""
     fourier.say_one_sided(proto)
     _give_domains(proto)
+    _take_quantizers(proto)
     _open_negative_dimensions(proto)
 
 
@@ -71,6 +75,23 @@ def _give_domains(proto: onnx.ModelProto) -> None:
         node.domain = _MICROSOFT
     if found and all(item.domain != _MICROSOFT for item in proto.opset_import):
         proto.opset_import.add(domain=_MICROSOFT, version=1)
+
+
+def _take_quantizers(proto: onnx.ModelProto) -> None:
+    """Quantizers of TensorRT's domain are those of ONNX, to E4M3 where no zero point says another type."""
+    graph, outputs, zero = proto.graph, set[str](), "trt_fp8_zero"
+    for node in graph.node:
+        if node.domain != _TENSORRT or node.op_type not in _QUANTIZERS:
+            continue
+        node.domain, node.op_type = "", _QUANTIZERS[node.op_type]
+        if node.op_type == "QuantizeLinear":
+            outputs.update(node.output)
+            node.input.extend([zero][len(node.input) - 2 :])
+    if outputs and any(zero in node.input for node in graph.node):
+        graph.initializer.append(onnx.TensorProto(name=zero, data_type=onnx.TensorProto.FLOAT8E4M3FN, raw_data=b"\0"))
+    for index in reversed(range(len(graph.value_info) if outputs else 0)):
+        if graph.value_info[index].name in outputs:
+            del graph.value_info[index]  # it says bytes of E4M3
 
 
 def _open_negative_dimensions(proto: onnx.ModelProto) -> None:

@@ -146,6 +146,17 @@ def _axes_of(tree: Any, name: str, axes: Mapping[str, dict[int, str]]) -> Any:
     return tuple(inside.values()) if isinstance(tree, tuple) else list(inside.values())
 
 
+def _renamed(signature: inspect.Signature, given: Mapping[str, Any]) -> str:
+    """The inputs that were given, in their order, by the names of the parameters."""
+    pairs = zip(signature.parameters, given.values(), strict=False)
+    options = [
+        f"--input {name}:{str(item.dtype).removeprefix('torch.')}:{'x'.join(map(str, item.shape))}"
+        for name, item in pairs
+        if hasattr(item, "shape")
+    ]
+    return f": {' '.join(options)}" if options else ""
+
+
 def bind(module: Any, example: tuple[Any, ...] | Mapping[str, Any] | None, dynamic: tuple[DynamicAxis, ...]) -> Call:
     """Bind example inputs to the parameters of ``forward``, and check the dynamic axes against them.
 
@@ -167,7 +178,7 @@ def bind(module: Any, example: tuple[Any, ...] | Mapping[str, Any] | None, dynam
         raise UsageError(
             f"The example inputs do not fit the module: {error}",
             where=f"forward({names})",
-            remedy="name the inputs after the parameters of forward",
+            remedy=f"name the inputs after the parameters of forward{_renamed(signature, kwargs)}",
         ) from error
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     if all(signature.parameters[name].kind in by_name for name in bound.arguments):
@@ -228,15 +239,16 @@ def parse_dynamic(text: str) -> DynamicAxis:
             "--dynamic: not understood", where=text, remedy="NAME:AXIS=SYMBOL[:MIN..MAX], e.g. image:0=batch:1..16"
         )
     low, high = (int(match[key]) if match[key] else None for key in ("low", "high"))
-    if low is not None and high is not None and not 1 <= low < high:
-        raise UsageError("--dynamic: the bounds are no range", where=text, remedy="give 1 <= MIN < MAX")
+    least = 0 if int(match["axis"]) else 1  # a cache may be empty, a batch not
+    if low is not None and high is not None and not least <= low < high:
+        raise UsageError("--dynamic: the bounds are no range", where=text, remedy=f"give {least} <= MIN < MAX")
     return DynamicAxis(match["name"], int(match["axis"]), match["symbol"], low, high)
 
 
 def bounds_of(dynamic: Sequence[str]) -> dict[tuple[str, int], tuple[int, int]]:
     """The smallest and the largest size by input and axis, of the axes of ``--dynamic`` that have bounds."""
     axes = map(parse_dynamic, dynamic)
-    return {(item.name, item.axis): (item.low, item.high) for item in axes if item.low and item.high}
+    return {(a.name, a.axis): (a.low, a.high) for a in axes if a.low is not None and a.high is not None}
 
 
 def parse_input(text: str) -> tuple[str, Any]:

@@ -81,7 +81,7 @@ def _others(call: Call) -> Iterator[list[tuple[str, Call]]]:
         label = ", ".join(f"{symbol}={size}" for symbol, size in bound.items())
         return [(label, call.resampled(bound))] if bound != example else []
 
-    yield at({axis.symbol: axis.low or 1 for axis in call.dynamic})
+    yield at({axis.symbol: 1 if axis.low is None else axis.low for axis in call.dynamic})
     yield [
         *at({symbol: size + 1 for symbol, size in example.items()}),
         *at({symbol: size * 2 for symbol, size in example.items()}),

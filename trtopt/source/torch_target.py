@@ -36,9 +36,7 @@ def resolve_target(target: str) -> Any:
         return _load_program(torch, Path(target))
     if suffix in _WEIGHT_FILES:
         raise _weights(target)
-    found = _build(
-        target, load_object(target, "TARGET", "module or function") if is_script(target) else _import(target)
-    )
+    found = _build(target, load_object(target, target, "module or function") if is_script(target) else _import(target))
     if not isinstance(found, torch.nn.Module):
         raise UsageError(
             f"The target is no torch.nn.Module but {type(found).__name__}",
@@ -57,6 +55,9 @@ def check_no_pytorch(path: Path) -> None:
     suffix = path.suffix.lower()
     if suffix in _WEIGHT_FILES:
         raise _weights(str(path))
+    if suffix == ".py":
+        what = "The file is Python code: the module or function in it is not named"
+        raise UsageError(what, where=str(path), remedy=f"give {path.name}:NAME --input INPUT:{_IMAGES}")
     if suffix == _PROGRAM:
         line = shlex.join(["trtopt", "export", path.name, "-o", path.with_suffix(".onnx").name])
         raise UsageError("The file is an exported program of PyTorch, not an ONNX model", where=str(path), remedy=line)

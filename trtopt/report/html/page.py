@@ -79,7 +79,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"shown": _shown, "percent": percent, "time": lambda us: with_micro(time_text(us))}
-    made.filters |= {"typed": lambda line: " ".join(typed(line))}
+    made.filters |= {"typed": typed}
     made.filters |= {"parts": lambda name: re.split(r"(?<=[./])(?=[^./])", name)}
     made.filters |= {"short": lambda name: shorten(visible(name), _NAME, mark="…")}
     made.globals |= {

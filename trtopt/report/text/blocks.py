@@ -38,6 +38,8 @@ _LEAST_NAME, _MOST_NAME, NAME = 16, 60, 40
 """Width of a name in a terminal: the least, the most, and where it stands among others."""
 _GOOD_NAME = 34
 """Columns of what only wide terminals show are left out where they leave names less."""
+_WRAPPED = 17
+"""Width that a column of words is given where names need room."""
 _BAR = 24
 _MOST_FINDINGS, _LONGEST_MESSAGE = 10, 600
 _NOISE = "the gain is inside the model's noise"
@@ -104,7 +106,10 @@ class Line:
     style: Style = ""
 
     def __rich__(self) -> Text:
-        return _text(self.text, _COLORS[self.style])
+        shown = _text(self.text, _COLORS[self.style])
+        if " " not in self.text:  # a path is not broken
+            shown.no_wrap, shown.overflow = True, "ignore"
+        return shown
 
 
 @dataclass(frozen=True)
@@ -273,7 +278,8 @@ class Table:
         for index, column in enumerate(self.columns):
             if index not in named:
                 texts = [column.title, *(line for row in self.rows for line in plain_text(row[index]).split("\n"))]
-                room -= max(map(_cells, texts)) + self.gap
+                widest = max(map(_cells, texts))
+                room -= (widest if column.style else min(widest, _WRAPPED)) + self.gap
         return min(max(room // len(named) - self.gap, _LEAST_NAME), _MOST_NAME)
 
 
@@ -345,7 +351,8 @@ class Findings:
         shown.add_column(overflow="fold")
         ordered = self.ordered
         for item in ordered[:_MOST_FINDINGS]:
-            nodes = f" ({some_names(item.nodes, 2)})" if item.nodes else ""
+            is_named = not item.nodes or visible(item.nodes[0]) in visible(item.message)
+            nodes = "" if is_named else f" ({some_names(item.nodes, 2)})"
             text = _text(f"{item.rule}: {self.message(item)}{nodes}\n> {visible(item.remedy)}")
             act = [] if not item.command else [Command(item.command)] if is_line(item) else [_text(f"> {item.command}")]
             gain = f"-{time_text(item.gain_us)}" if item.gain_us > 0 else item.severity
@@ -423,15 +430,27 @@ class View:
         return found
 
     def __rich__(self) -> Group:
-        from rich.padding import Padding
-
         shown: list[Any] = [_text(self.head.text, _COLORS[self.head.style] or "bold")]
         shown += filter(_is_text, self.lead)
         warned = bullets(self.warnings, "warn")
         for section in (*self.parts("text"), *([Section("Warnings", warned)] if warned else [])):
             shown += [_text(), _text(section.title, "bold")] if section.title else []
-            shown += [Padding(block, (0, 0, 0, 2), expand=False) for block in section.blocks if _is_text(block)]
+            shown += [_Indented(block) for block in section.blocks if _is_text(block)]
         return _group(shown)
+
+
+@dataclass(frozen=True)
+class _Indented:
+    """A block two columns to the right; rich's Padding cuts what is too long to be broken, such as a path."""
+
+    block: _TextBlock
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+
+        shown = console.render(self.block, options.update_width(options.max_width - 2))
+        for words in Segment.split_lines(shown):
+            yield from (Segment("  "), *words, Segment.line())
 
 
 def _is_text(block: Block) -> TypeGuard[_TextBlock]:

@@ -11,6 +11,7 @@ from trtopt.report.text.blocks import (
     Block,
     Cell,
     Column,
+    Command,
     Line,
     Section,
     Table,
@@ -21,6 +22,8 @@ from trtopt.report.text.blocks import (
     pairs,
     table,
 )
+from trtopt.report.text.changes import Became, arrow, together, types_arrow
+from trtopt.report.text.command import shell
 from trtopt.report.text.format import bytes_text, count, percent, time_text, visible
 from trtopt.report.text.names import Labels
 
@@ -98,17 +101,17 @@ def figure(value: float | None, gate: Gate) -> str:
 
 def layer_table(layers: Sequence[LayerChange], labels: Labels) -> Table:
     """The layers that account for a gate."""
-    rows = []
-    for change in layers:
-        dtypes = [" ".join(dtypes) or "none" for dtypes in change.dtypes]
-        times = ["" if us is None else time_text(us) for us in change.us]
-        kernels = [str(number) for number in change.kernels]
-        rows.append((labels.each(change.nodes), _arrow(kernels), visible(_arrow(dtypes)), _arrow(times)))
-    return table(("nodes", "kernels", "type", "time"), rows, right=(1, 3), most=MOST_LAYERS, noun="place")
-
-
-def _arrow(sides: Sequence[str]) -> str:
-    return sides[0] if sides[0] == sides[1] else " -> ".join(side or "?" for side in sides)
+    changes = []
+    for layer in layers:
+        us = None if layer.us[0] is None or layer.us[1] is None else (layer.us[0], layer.us[1])
+        kernels = arrow(*map(str, layer.kernels))
+        changes.append(Became((labels.region(layer.nodes),), types_arrow(*layer.dtypes), kernels, us))
+    rows = [
+        (*called, item.kernels, item.types, "" if item.us is None else arrow(*map(time_text, item.us)))
+        for called, item in together(changes)
+    ]
+    columns = (Column("layers", "name"), *numbers("x", "kernels"), Column("type"), *numbers("time"))
+    return Table(columns, tuple(rows), MOST_LAYERS, "place", gap=2)
 
 
 def view(found: CheckReport) -> View:
@@ -126,8 +129,19 @@ def view(found: CheckReport) -> View:
             )
             parts.append(Section(f"{gate.verdict.capitalize()}: {visible(gate.title)}", body))
     parts.append(Section("Notes", bullets(found.notes)))
+    if found.failed:
+        parts.append(Section("Worth doing next", _advice(found)))
     head, name = Line(headline(found), "bad" if found.failed else "good"), f"{_what(found.subject)}: check"
     return View(head, (), tuple(parts), kind="trtopt check", name=name)
+
+
+def _advice(found: CheckReport) -> tuple[Block, ...]:
+    """A line that shows why a gate failed."""
+    report = found.subject.report
+    if found.baseline is None:
+        return line("see the report"), Command(shell("trtopt", "report", report))
+    words = ("trtopt", "report", report, "--against", found.baseline.report)
+    return line("see what changed, layer by layer"), Command(shell(*words))
 
 
 def engine_view(manifest: Manifest, *, key: str | None) -> View:

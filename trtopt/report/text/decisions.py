@@ -17,7 +17,8 @@ from trtopt.report.schema.decisions import (
     SparsityRecord,
 )
 from trtopt.report.schema.steps import Cost, RegionRecord
-from trtopt.report.text.blocks import Block, Table, line, pairs, table
+from trtopt.report.text.blocks import Block, Column, Name, Table, line, numbers, pairs, table
+from trtopt.report.text.changes import arrow
 from trtopt.report.text.format import (
     bytes_text,
     count,
@@ -47,7 +48,7 @@ def recipes_section(report: BuildReport, labels: Labels) -> list[Block]:
     """
     rows = [
         (
-            step.name + (f" ({region.choice})" if region.choice else ""),
+            Name(step.name, below=region.choice),
             labels.of(region.nodes[:1], after=_more_of(region.nodes)),
             *_cost_change(region.before, region.after),
         )
@@ -61,7 +62,8 @@ def recipes_section(report: BuildReport, labels: Labels) -> list[Block]:
         body.append(pairs([("without recipes", _cost_text(before)), ("with recipes", _cost_text(after))]))
         body += _noise(report, before, after.predicted_us)
     if rows:
-        body.append(table(("recipe", "where", "kernels", "bytes", "predicted"), rows, right=(2, 3, 4)))
+        columns = (Column("recipe", "name"), Column("where", "name"), *numbers("kernels"), *numbers("bytes", on="wide"))
+        body.append(Table((*columns, *numbers("predicted")), tuple(rows), gap=2))
     return body
 
 
@@ -85,9 +87,9 @@ def _cost_change(before: Cost | None, after: Cost | None) -> tuple[str, str, str
     if before is None or after is None:
         return "", "", ""
     return (
-        f"{before.kernels} -> {after.kernels}",
-        f"{bytes_text(before.bytes)} -> {bytes_text(after.bytes)}",
-        f"{time_text(before.predicted_us)} -> {time_text(after.predicted_us)}",
+        arrow(str(before.kernels), str(after.kernels)),
+        arrow(bytes_text(before.bytes), bytes_text(after.bytes)),
+        arrow(time_text(before.predicted_us), time_text(after.predicted_us)),
     )
 
 
@@ -108,15 +110,16 @@ def guard_section(report: BuildReport, labels: Labels) -> list[Block]:
         (
             items[0].dtype.upper() if items[0].kept else "16-bit",
             labels.of(items[0].nodes[:1], after=_more_of(items[0].nodes)),
-            str(len(items)),
+            f"x{len(items)}" if len(items) > 1 else "",
             _guard_change(items[0]),
         )
         for items in groups
     ]
+    told = (Column("predicted"),)
     body: list[Block] = [
         pairs(rows),
         *noise,
-        table(("type", "such as", "times", "predicted, kernels, bytes"), cells[:_MOST_ROWS]),
+        Table((Column("type"), Column("such as", "name"), *numbers("x"), *told), tuple(cells[:_MOST_ROWS]), gap=2),
     ]
     return [*body, *_more(len(cells) - _MOST_ROWS)]
 
@@ -176,10 +179,10 @@ def _guard_change(record: GuardRecord) -> str:
         return same_reason(record.reason)
     parts = []
     if record.before_us is not None and record.after_us is not None:
-        parts.append(f"{time_text(record.before_us)} -> {time_text(record.after_us)}")
+        parts.append(arrow(time_text(record.before_us), time_text(record.after_us)))
     if record.kernels is not None and record.bytes is not None:
-        parts.append(f"{record.kernels[0]} -> {record.kernels[1]}")
-        parts.append(f"{bytes_text(record.bytes[0])} -> {bytes_text(record.bytes[1])}")
+        parts.append(f"{arrow(*map(str, record.kernels))} kernels")
+        parts.append(arrow(*map(bytes_text, record.bytes)))
     if not record.reason:
         return ", ".join(parts)
     return "; ".join([record.reason, ", ".join(parts)] if parts else [record.reason])

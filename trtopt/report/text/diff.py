@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from trtopt.report.schema.diff import DiffReport, DiffSide, RegionDiff
-from trtopt.report.text.blocks import Block, Inline, Line, Section, Table, View, bullets, table
+from trtopt.report.text.blocks import Block, Column, Line, Name, Section, Table, View, bullets, numbers
+from trtopt.report.text.changes import Became, arrow, together, types_arrow
 from trtopt.report.text.format import bytes_text, count, percent, time_text, visible
 from trtopt.report.text.names import Labels
 
@@ -67,9 +69,14 @@ def _sides(found: DiffReport) -> Table:
         us = "" if side.predicted_us is None else time_text(side.predicted_us)
         moved = "" if side.bytes is None else bytes_text(side.bytes)
         kernels = "" if side.kernels is None else str(side.kernels)
-        rows.append((visible(side.name), visible(side.compiler), kernels, moved, us, str(len(side.host_nodes) or "")))
-    heads = ("", "compiler", "kernels", "bytes", "predicted", "left to the host")
-    return table(heads, rows, right=(2, 3, 4, 5))
+        rows.append((Name(side.name), visible(side.compiler), kernels, moved, us, str(len(side.host_nodes) or "")))
+    shown = 6 if any(row[-1] for row in rows) else 5
+    columns = (
+        Column("", "name"),
+        Column("compiler"),
+        *numbers("kernels", "bytes", "predicted", "left to the host"),
+    )
+    return Table(columns[:shown], tuple(row[:shown] for row in rows))
 
 
 def _refusal(side: DiffSide) -> str:
@@ -89,22 +96,22 @@ def _title(item: RegionDiff) -> str:
 
 def _regions(items: Sequence[RegionDiff], which: str, labels: Labels) -> tuple[Block, ...]:
     """The regions of a title; beside the nodes that parted or joined (``which``) those they did so from."""
-    rows: list[tuple[Inline, ...]] = []
+    if not items:
+        return ()
+    changes = []
     for item in items:
         own: tuple[str, ...] = getattr(item, which) if which else item.nodes
-        rest = [labels.each(name for name in item.nodes if name not in own)] if which else []
-        rows.append((labels.each(own), *rest, *_figures(item)))
-    heads = (*_HEADS[which], "kernels", "copies", "type", "bytes", "time")
-    right = range(len(heads) - 5, len(heads))
-    return (table(heads, rows, right=right, most=_MOST, noun="place"),) if rows else ()
-
-
-def _figures(item: RegionDiff) -> tuple[str, ...]:
-    kernels = [str(len(kernels)) for kernels in item.kernels]
-    copies = [str(number) for number in item.copies]
-    dtypes = [visible(" ".join(dtypes)) or "none" for dtypes in item.dtypes]
-    moved = [bytes_text(number) for number in item.bytes]
-    times = [time_text(us) for us in item.us]
-    return tuple(
-        side[0] if side[0] == side[1] else " -> ".join(side) for side in (kernels, copies, dtypes, moved, times)
-    )
+        rest = [labels.region([name for name in item.nodes if name not in own])] if which else []
+        kernels = arrow(*(str(len(kernels)) for kernels in item.kernels))
+        copies = f", {arrow(*map(str, item.copies))} copies" if any(item.copies) else ""
+        names = (labels.region(own), *rest)
+        changes.append(Became(names, types_arrow(*item.dtypes) + copies, kernels, item.us, item.bytes))
+    rows = []
+    for called, change in together(changes):
+        moved = [bytes_text(int(number)) for number in change.bytes or ()]
+        times = [time_text(us) for us in change.us or ()]
+        rows.append((*called, change.kernels, change.types, arrow(*moved), arrow(*times)))
+    heads = [Column(title, "name") for title in _HEADS[which]]
+    on: Literal["", "wide"] = "wide" if which else ""
+    more = (*numbers("x", "kernels"), Column("type", on=on), *numbers("bytes", on=on), *numbers("time"))
+    return (Table((*heads, *more), tuple(rows), _MOST, "place", gap=2),)

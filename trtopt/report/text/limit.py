@@ -51,8 +51,8 @@ def limit_blocks(limit: Limit | None, layers: Sequence[LayerRow], labels: Labels
         return []
     nodes = {layer.name: layer.onnx_nodes for layer in layers}
     columns = (
-        *(*numbers("beyond", "share"), *numbers("predicted", on="page"), *numbers("kernels"), Column("type", "short")),
-        *(Column("operator", "short"), Column("the first of them", "name"), Column("why", "short")),
+        *(*numbers("beyond"), *numbers("share", on="wide"), *numbers("predicted", on="page"), *numbers("kernels")),
+        *(Column("type", on="wide"), Column("operator", "short"), Column("the first of them", "name"), Column("why")),
     )
     sums = ", ".join(f"{REASONS[name]} {time_text(us)} ({kernels})" for name, kernels, us in by_reason(limit))
     return [

@@ -40,6 +40,12 @@ class Labels:
         found = [item.module for item in known if item.op in _PRODUCTS] or [item.module for item in known]
         return tuple(dict.fromkeys(found))
 
+    def region(self, nodes: Sequence[str]) -> str:
+        """The name of what computes ``nodes``, and how many more they are where no module says so."""
+        telling = sorted(nodes, key=lambda name: "quantizelinear" in name.lower())  # a layer is not its Q/DQ
+        more = f" +{len(telling) - 1}" if len(telling) > 1 and not self.modules(telling) else ""
+        return self.of(telling).text + more
+
     def each(self, nodes: Iterable[str]) -> Names:
         """The name of each node, each once."""
         return Names(tuple(dict.fromkeys(self.text(node) for node in nodes)))

@@ -40,9 +40,10 @@ from trtopt.report.text.blocks import (
     table,
 )
 from trtopt.report.text.calibration import calibration_lines
+from trtopt.report.text.changes import Became, together, types_arrow
 from trtopt.report.text.format import count, percent, range_text, time_text, visible
 from trtopt.report.text.layers import graph_blocks, roofline_blocks
-from trtopt.report.text.names import Labels, named, skeleton, starred
+from trtopt.report.text.names import Labels, named
 from trtopt.report.text.words import FLOP_NOTE, LIMITERS, described, rests_on
 
 _MOST_LAYERS, _MOST_REGIONS = 15, 25
@@ -251,28 +252,34 @@ def changed(regions: Sequence[ComparedRegion]) -> list[ComparedRegion]:
 
 
 def _regions(regions: Sequence[ComparedRegion], labels: Labels) -> Table:
-    """The regions, equal changes of layers whose names differ by numbers only in one row."""
-    groups: dict[tuple[str, ...], list[tuple[str, ComparedRegion]]] = {}
-    for name, region in _by_name(regions, labels):
-        groups.setdefault((skeleton(name), _types(region), region.change), []).append((name, region))
+    """The regions, the largest change first."""
+    changes = [
+        Became(
+            (name,),
+            types_arrow(region.before.precisions, region.after.precisions),
+            CHANGES[region.change],
+            (region.before.measured_us, region.after.measured_us),
+        )
+        for name, region in _by_name(regions, labels)
+    ]
     rows = []
-    for (_, types, _), items in groups.items():
-        before, after = (sum(getattr(item, side).measured_us for _, item in items) for side in ("before", "after"))
+    for called, item in together(changes):
+        before, after = item.us or (0.0, 0.0)
+        times = (Cell(time_text(before), before), Cell(time_text(after), after))
+        more = ("+" if after >= before else "-") + time_text(abs(after - before))
         rows.append(
             (
-                Name(starred([name for name, _ in items])),
-                Cell(f"x{len(items)}" if len(items) > 1 else "", len(items)),
-                Cell(time_text(before), before),
-                Cell(time_text(after), after),
-                Cell(f"{after - before:+.1f} us", abs(after - before)),
-                visible(types),
-                CHANGES[items[0][1].change],
+                *called,
+                *times,
+                Cell(more, abs(after - before)),
+                item.types,
+                item.kernels,
             )
         )
-    rows.sort(key=lambda row: -(row[4].value or 0.0))
+    rows.sort(key=lambda row: -(row[4].value or 0.0) if isinstance(row[4], Cell) else 0.0)
     columns = (
         *(Column("layers", "name"), *numbers("x", "before", "after", "change")),
-        *(Column("type"), Column("kernels")),
+        *(Column("type"), Column("kernels", on="wide")),
     )
     return Table(columns, tuple(rows), _MOST_REGIONS, "row", sorted_by=4, style="layers", gap=2)
 
@@ -298,15 +305,8 @@ def _together(sides: Sequence[Side]) -> Side:
     return Side(each("layers"), each("precisions"), each("tactics"), sum(side.measured_us for side in sides))
 
 
-def _types(region: ComparedRegion) -> str:
-    precisions = [" ".join(side.precisions) for side in (region.before, region.after)]
-    return precisions[0] if precisions[0] == precisions[1] else " -> ".join(item or "none" for item in precisions)
-
-
 def _region_name(region: ComparedRegion, labels: Labels) -> str:
     """The nodes of a region; what stands for what, where its layers do not have the same."""
     if region.aligned == "shape":
         return " -> ".join((region.before.layers[0], region.after.layers[0]))
-    telling = sorted(region.nodes, key=lambda name: "quantizelinear" in name.lower())  # a layer is not its Q/DQ
-    more = f" +{len(telling) - 1}" if len(telling) > 1 and not labels.modules(telling) else ""
-    return labels.of(telling).text + more
+    return labels.region(region.nodes)

@@ -12,6 +12,7 @@ from trtopt.report.text.blocks import (
     Block,
     Cell,
     Column,
+    Command,
     Inline,
     Name,
     Note,
@@ -25,6 +26,7 @@ from trtopt.report.text.blocks import (
     sum_of,
     table,
 )
+from trtopt.report.text.command import shell
 from trtopt.report.text.format import count, decibels, percent, shorten, visible
 from trtopt.report.text.names import Labels
 from trtopt.report.text.words import model_name, rests_on
@@ -41,6 +43,7 @@ def view(found: Sensitivity) -> View:
         Section("One region alone, the worst first", _regions(found)),
         Section("Along the network, all regions together", _growth(found)),
         Section("Products in no region", _refused(found), "page"),
+        Section("Worth doing next", _advice(found)),
         rests_on(found.schema, _values(found)),
     )
     name = f"{model_name(found)}, {found.precision}: sensitivity"
@@ -133,6 +136,16 @@ def _refused(found: Sensitivity) -> tuple[Block, ...]:
     labels = Labels(found.names)
     rows = [(labels.of([item.node]), visible(item.reason)) for item in found.refused]
     return (table(("node", "reason"), rows),) if rows else ()
+
+
+def _advice(found: Sensitivity) -> tuple[Block, ...]:
+    """A line that keeps the regions that a budget bears; nothing for a model that code makes, whose inputs are gone."""
+    path = found.model.get("path")
+    samples = ("--calib", "samples.npz", "--eval", "labelled.npz", "--metric", "top1", "--max-accuracy-drop", "1%")
+    if not path:
+        return ()
+    why = line("keep what an accuracy budget bears: regions that lose most go back first")
+    return why, Command(shell("trtopt", "build", path, f"--{found.precision}", *samples))
 
 
 def _values(found: Sensitivity) -> dict[str, Any]:

@@ -308,7 +308,7 @@ def _tile(report: SweepReport, choice: Choice, drop: float) -> tuple[str, str, s
     best, model = choice.best or choice.nearest, visible(choice.model)
     if best is None or best.result is None:
         return model, "no engine", f"none drops by at most {drop:g}, as far as is known"
-    word = "the cheapest" if choice.by == "cost" else "the fastest an inference"
+    word = "the cheapest" if choice.by == "cost" else "the fastest per inference"
     word = f"{word} that drops by at most" if choice.best is not None else "none drops by at most"
     others = (axis for axis in axes_of(report.rows) if axis not in ("model", "gpu", "precision"))
     varied = "".join(f"{visible(axis)} {shorten(visible(best.varied[axis]), 40)}; " for axis in others)
@@ -361,7 +361,7 @@ def _answer(report: SweepReport, choice: Choice) -> list[str]:
         none = f"{name}: no engine of the sweep is within the limits"
         near = choice.nearest
         return [none] if near is None else [none, f"nearest: {_job(near)}: {_figures(report, near)}"]
-    how = {"cost": "the cheapest", "latency": "the fastest an inference"}[choice.by] + " within the limits"
+    how = {"cost": "the cheapest", "latency": "the fastest per inference"}[choice.by] + " within the limits"
     if choice.by == "latency" and report.prices:
         how += "; not all of them have a price"
     return [f"{name}: {_job(best)} ({how})", _figures(report, best), visible(from_here(best.engine))]

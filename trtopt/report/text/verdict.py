@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,8 @@ AS_IS = "as-is"
 """The precision of ``optimize`` when none is asked for."""
 _PRODUCTS = {"tensorrt-rtx": "TensorRT for RTX"}
 _FORMS = {AS_IS: "the model as it is", "int8": "INT8 everywhere", "fp8": "FP8 everywhere"}
+_FIXES = "--opt-shapes "
+"""How the remedy of what a range of shapes costs begins."""
 _MOST_ADVICE = 3
 _NO_COST = 0.001
 """Share of the time below which a range of shapes adds none: roundings of the prediction."""
@@ -332,7 +335,12 @@ def _has_classes(report: BuildReport) -> bool:
 
 
 def _optimum(report: BuildReport) -> list[Mapping[str, list[int]]]:
-    """The first profile's shapes as an option has them: the model's fixed axes, whatever ``--io`` made of them."""
+    """The first profile's shapes as an option has them: the model's fixed axes, whatever ``--io`` made of them; without
+    an engine those that would fix the range."""
+    cost = report.dynamic_cost
+    if report.engine is None and cost is not None and cost.remedy.startswith(_FIXES):
+        named = re.findall(r"(.+?):(\d+(?:x\d+)*)(?:,|$)", cost.remedy.removeprefix(_FIXES))
+        return [{name: [int(size) for size in sizes.split("x")] for name, sizes in named}]
     profiles = () if report.engine is None else report.engine.profiles
     inputs = () if options_of(report).get("preprocess_in_engine") else report.model.get("inputs", ())
     fixed = {item["name"]: item["shape"] for item in inputs}

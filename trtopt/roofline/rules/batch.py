@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trtopt.report.schema.analysis import WITHOUT_KERNEL
 from trtopt.report.text.format import count as counted
+from trtopt.report.text.format import time_text
 from trtopt.roofline.rules.change import at_batch, resized
 from trtopt.roofline.rules.sizes import round_up
 from trtopt.roofline.rules.subject import Proposal, Subject
@@ -59,8 +60,8 @@ def batch_too_small(subject: Subject) -> Iterator[Proposal]:
     if before >= _TOO_SMALL * each:
         yield Proposal(
             severity="hint",
-            message=f"a batch of {now} does not fill the GPU: a sample costs {before:.1f} us; at batch {batch}"
-            f" {each:.1f} us ({us:.0f} us the batch)",
+            message=f"a batch of {now} does not fill the GPU: a sample costs {time_text(before)}; at batch {batch}"
+            f" {time_text(each)} ({time_text(us)} the batch)",
             remedy=f"run batches of up to {batch} where the latency allows",
             nodes=(),
         )
@@ -162,8 +163,8 @@ def recurrent_size(subject: Subject) -> Iterator[Proposal]:
             now = subject.row[layer.name].predicted_us / rows
             yield Proposal(
                 severity="hint",
-                message=f"{layer.op} with {counted(rows, 'sequence')} at once: {now:.1f} us each; with"
-                f" {_RECURRENT_MULTIPLE * rows} {full:.1f} us each",
+                message=f"{layer.op} with {counted(rows, 'sequence')} at once: {time_text(now)} each; with"
+                f" {_RECURRENT_MULTIPLE * rows} {time_text(full)} each",
                 remedy=f"run minibatches of {_RECURRENT_MULTIPLE} sequences or more",
                 nodes=subject.names([layer]),
             )
@@ -195,7 +196,7 @@ def launch_bound(subject: Subject) -> Iterator[Proposal]:
         of_layers = f", the steps of {counted(len(layers), 'layer')}" if steps > len(layers) else ""
         yield Proposal(
             severity="hint",
-            message=f"{share:.0f} % of the time ({launches:.0f} of {subject.total_us:.0f} us) is the launch of"
+            message=f"{share:.0f} % of the time ({launches:.0f} of {time_text(subject.total_us)}) is the launch of"
             f" {counted(steps, 'kernel')}{of_layers}",
             remedy="run larger batches, have fewer and larger layers; a CUDA graph is assumed already",
             nodes=(),

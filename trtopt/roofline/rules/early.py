@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import onnx_ir as ir
 
 from trtopt.graph.edit import input_of, ints_attribute, is_op
-from trtopt.report.text.format import count
+from trtopt.report.text.format import count, time_text
 from trtopt.roofline.rules.subject import POINTWISE, Proposal, Subject, source
 from trtopt.roofline.work import Gemm, Layer, Window, Work, alignment_of
 
@@ -67,8 +67,8 @@ def depthwise(subject: Subject) -> Iterator[Proposal]:
         before = sum(subject.us(layers).values())
         yield Proposal(
             severity="warning",
-            message=f"{count(len(texts), 'depthwise convolution')}, each with the 1x1 beside it, take {before:.1f} us;"
-            f" {count(len(texts), 'dense one')} {before - sum(gains.values()):.1f} us",
+            message=f"{count(len(texts), 'depthwise convolution')}, each with the 1x1 beside it, take"
+            f" {time_text(before)}; {count(len(texts), 'dense one')} {time_text(before - sum(gains.values()))}",
             remedy=f"dense, retrained: {', '.join(dict.fromkeys(texts))} channels",
             nodes=subject.names(layers),
             gains=gains,
@@ -179,9 +179,9 @@ def early_pooling(subject: Subject) -> Iterator[Proposal]:
         if won > 0:
             yield Proposal(
                 severity="warning",
-                message=f"a convolution and the {pool.op_type} after it take {both:.1f} us on a large map",
+                message=f"a convolution and the {pool.op_type} after it take {time_text(both)} on a large map",
                 remedy="instead of both a convolution of stride"
-                f" {'x'.join(map(str, _strides(strided)))} (retraining): {both - won:.1f} us",
+                f" {'x'.join(map(str, _strides(strided)))} (retraining): {time_text(both - won)}",
                 nodes=subject.names((conv, layer)),
                 gains={layer.name: won, conv.name: 0.0},
             )

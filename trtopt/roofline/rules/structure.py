@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from trtopt.graph.edit import constant_tensor_of, input_of, ints_attribute, is_op
-from trtopt.report.text.format import count
+from trtopt.report.text.format import count, time_text
 from trtopt.roofline.rules.subject import (
     POINTWISE,
     Proposal,
@@ -126,8 +126,8 @@ def io_layout(subject: Subject) -> Iterator[Proposal]:
     if nodes and us >= _VISIBLE * subject.total_us:
         yield Proposal(
             severity="hint",
-            message=f"the first convolution reads channels-last; FP32 planes are turned round first: about {us:.1f} us,"
-            " in no layer above",
+            message=f"the first convolution reads channels-last; FP32 planes are turned round first: about"
+            f" {time_text(us)}, in no layer above",
             remedy="give the engine's input a channels-last format and the type the network runs in",
             nodes=tuple(nodes),
             act=interleaved(subject, nodes[0]),
