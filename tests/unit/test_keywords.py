@@ -44,7 +44,10 @@ def test_every_field_of_a_configuration_is_a_keyword_of_its_type(config: type[Co
             assert (type(None) in members) == (default is None), name
         if option.choices and name != "builder":
             (choices,) = (typing.get_args(item) for item in members | {hint} if typing.get_origin(item) is Literal)
-            assert sorted(choices) == sorted(option.choices), name
+            texts = [choice for choice in choices if isinstance(choice, str)]
+            assert sorted(texts) == sorted(option.choices), name
+            numbers = {choice for choice in choices if not isinstance(choice, str)}
+            assert {str(number) for number in numbers} <= set(texts), name
         elif hint is not Any and not option.path:
             wanted: dict[str, Any] = {"flag": bool, "number": float, "texts": kw.Texts, "shapes": kw.Shapes}
             wanted |= {"batches": str | Sequence[int], "text": str}
