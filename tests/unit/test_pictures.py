@@ -425,6 +425,7 @@ BAD_LABELS = [
     ("labels.csv", "file,class\na.png\n"),
     ("labels.csv", "file,class\na.png,\n"),
     ("labels.csv", "file,class\na.png,cat\na.png,dog\n"),
+    ("labels.csv", "file,class\ncat/a.png,0\ndog/a.png,1\n"),
     ("labels.csv", "file,cat,dog\na.png,0,1\n"),
     ("a.txt", "0 0.5 0.5 1\n"),
     ("a.txt", "0 0.5 0.5 1 1 0.9\n"),

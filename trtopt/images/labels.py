@@ -254,8 +254,13 @@ def _rows(text: str, where: str) -> list[list[str]]:
 
 def _chosen(named: Mapping[str, Path], found: Mapping[str, str], where: str) -> dict[Path, str]:
     """Labels by picture, in the order of the pictures. What is listed and is not there is in another folder."""
-    by_file = {file: label for name, label in found.items() if (file := _found(named, name)) is not None}
-    by_file.update((named[name], label) for name, label in found.items() if name in named)
+    by_file = {named[name]: label for name, label in found.items() if name in named}
+    others = {name: _found(named, name) for name in found if name not in named}
+    exact = set(by_file)
+    for name, file in others.items():
+        if file is not None and file not in exact and by_file.setdefault(file, found[name]) != found[name]:
+            what = f"{name!r:.60} and a file of that name in another folder have different labels"
+            raise _wrong(what, where, "name the files as they are in the folder of pictures")
     if not by_file:
         raise _wrong(
             "None of the labels is of a picture in the folder",
