@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,8 @@ class ComputedReshape:
         A shape made by Shape, Gather, Slice, Concat and the like, of x or of a tensor whose dimension is provably that
         of x: x is made from it by operators that keep it (element-wise ones, normalizations, products, transposes,
         other reshapes), or both have the same name. At most one -1 is left. One dimension that x has not at its place,
-        or that is computed, is -1, where all others are numbers.
+        or that is computed, is -1, where all others are numbers, or where it is what is left beside dimensions of which
+        none is 0: first ones of inputs, and sizes that windows fit into.
     Why faster:
         The number of heads is known, and the moves between projections and attention can be followed, by the recipes
         for attention among others; the arithmetic on shapes goes. The compiler of TensorRT for RTX, which gets a
@@ -46,11 +47,16 @@ class ComputedReshape:
         nodes = [node for node in edit.all_nodes(model.graph) if _is_computed(node)]
         known = Dimensions(model) if nodes else None
         matches, refusals = [], []
+        batches = {dims[0] for value in model.graph.inputs if known is not None and (dims := known.of(value))}
+
+        def is_there(dim: Dim) -> bool:
+            return known is not None and (dim in batches or _is_there(known, dim))
+
         for node in nodes:
             told = known.held(node.inputs[1]) if known is not None else None
             if known is None or not told:
                 continue
-            shape = _constant_shape(known.of(node.inputs[0]), told)
+            shape = _constant_shape(known.of(node.inputs[0]), told, is_there)
             if shape is None and None in told:
                 continue
             if shape is None:
@@ -80,8 +86,16 @@ def _is_computed(node: ir.Node) -> bool:
     return shape is not None and edit.constant_tensor_of(shape) is None
 
 
-def _constant_shape(dims: Sequence[Dim] | None, parts: Sequence[Dim | None]) -> list[int] | None:
-    """The shape as numbers, -1 and 0; None where that cannot be said."""
+def _is_there(known: Dimensions, dim: Dim) -> bool:
+    """Whether a dimension is 1 or more."""
+    less = known.floor(dim, -1, 1)
+    return less is not None and known.is_natural(less)
+
+
+def _constant_shape(
+    dims: Sequence[Dim] | None, parts: Sequence[Dim | None], is_there: Callable[[Dim], bool]
+) -> list[int] | None:
+    """The shape as numbers, -1 and 0; None where that cannot be said. Beside a 0, -1 stands for nothing."""
     dims = tuple(dims or ())
     shape: list[int] = []
     foreign = False
@@ -98,7 +112,9 @@ def _constant_shape(dims: Sequence[Dim] | None, parts: Sequence[Dim | None]) -> 
     if foreign:
         at = shape.index(-1)
         told = reshaped(dims, [*parts[:at], -1, *parts[at + 1 :]])[at]
-        return shape if told == parts[at] or sum(part > 0 for part in shape) == len(shape) - 1 else None
+        copied = [axis for axis, number in enumerate(shape) if number == 0]
+        is_left = told == parts[at] and all(axis < len(dims) and is_there(dims[axis]) for axis in copied)
+        return shape if is_left or not copied else None
     if -1 in shape:
         left = reshaped(dims, parts)[shape.index(-1)]
         shape[shape.index(-1)] = left if isinstance(left, int) else -1

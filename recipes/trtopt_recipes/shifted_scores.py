@@ -61,7 +61,8 @@ def _difference(softmax: ir.Node, opset: int) -> ir.Node | None:
     if node is not None and edit.is_op(node, "Mul", "Div"):
         factors = [edit.constant_tensor_of(each) for each in node.inputs]
         data = [each for each, factor in zip(node.inputs, factors, strict=True) if factor is None or factor.size != 1]
-        node = _maker(data[0]) if len(data) == 1 else None
+        is_divided = node.op_type == "Mul" or factors[0] is None
+        node = _maker(data[0]) if len(data) == 1 and is_divided else None
     if node is None or not edit.is_op(node, "Sub") or node.inputs[1] is None:
         return None
     largest, over = node.inputs[1].producer(), []

@@ -112,6 +112,7 @@ CASES: tuple[Case, ...] = (
         "p = Softmax <axis = -1> (s2)",
     ),
     shifted("scaled-by-another", f"{LARGEST} s2 = Mul(d, s0) p = Softmax <axis = -1> (s2)", changes=0),
+    shifted("under-a-number", f"{LARGEST} s2 = Div(sc, d) p = Softmax <axis = -1> (s2)", changes=0),
     shifted("used-twice", f"{LARGEST} p0 = Softmax <axis = -1> (d) p = Add(p0, d)", changes=0),
     shifted("other-axis", f"{LARGEST} p = Softmax <axis = 2> (d)", changes=0),
     shifted(

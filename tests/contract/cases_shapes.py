@@ -39,6 +39,15 @@ def attention(label: str, last: str, **options: object) -> Case:
     return Case("qkv-bias", label, graph, weights, tolerance=2e-5, opset=15, **options)  # type: ignore[arg-type]
 
 
+MERGED = (
+    "r = Transpose <perm = [{}]> (x) s = Shape(r) n = Gather(s, a) d1 = Gather(s, one) d2 = Gather(s, t) "
+    "c8 = Mul(d1, d2) h = Concat <axis = 0> ({}) y = Reshape(r, h)"
+)
+REST = {
+    "io": "g (float[N, S, M, 8] x) => (float[A, B, 8] y)",
+    "constants": "int64[1] one = {1}, int64[1] w8 = {8}",
+}
+
 CASES: tuple[Case, ...] = (
     case("of-itself", f"{DIMS} {TARGET} y = Reshape(x, h)"),
     case("of-what-it-is-made-from", f"{DIMS} {TARGET} {LINEAR} y = Reshape(r, h)"),
@@ -113,6 +122,8 @@ CASES: tuple[Case, ...] = (
         changes=0,
         refusals=1,
     ),
+    case("rest-beside-a-batch", MERGED.format("0, 1, 2, 3", "n, c8, w8"), **REST),
+    case("rest-beside-what-may-be-empty", MERGED.format("1, 0, 2, 3", "n, c8, w8"), **REST, changes=0, refusals=1),
     case(
         "windows-and-back",
         f"{DIMS} c8 = Mul(d0, two) n8 = Unsqueeze(c8, a) h = Concat <axis = 0> (n8, less, f) u = Reshape(x, h) "

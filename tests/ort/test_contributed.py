@@ -144,13 +144,14 @@ def test_rows_of_a_table_in_blocks(tmp_path: Path, kind: str, with_points: bool)
     assert kinds_when_equal(tmp_path, model, i=ids).count("Gather") == 1
 
 
-@pytest.mark.parametrize("prefix", ["TRT_FP8", ""])
-def test_quantizers_of_the_domain_of_tensorrt_are_those_of_onnx(tmp_path: Path, prefix: str) -> None:
+@pytest.mark.parametrize(("prefix", "opset"), [("TRT_FP8", 21), ("TRT_FP8", 17), ("", 21)])
+def test_quantizers_of_the_domain_of_tensorrt_are_those_of_onnx(tmp_path: Path, prefix: str, opset: int) -> None:
     """Model Optimizer's exporter of PyTorch writes them, and says that E4M3 are bytes."""
     zero, given = (", z", "float8e4m3fn z = {0}") if not prefix else ("", "")
     body = f"""<float s = {{0.25}}{", " + given if given else ""}>
       {{ q = trt.{prefix}QuantizeLinear(x, s{zero}) y = trt.{prefix}DequantizeLinear(q, s{zero}) }}"""
-    text = f'<ir_version: 10, opset_import: ["" : 21, "trt" : 1]> g (float[2, 8] x) => (float[2, 8] y) {body}'
+    opsets = f'"" : {opset}, "trt" : 1'
+    text = f"<ir_version: 10, opset_import: [{opsets}]> g (float[2, 8] x) => (float[2, 8] y) {body}"
     proto = onnx.parser.parse_model(text)
     proto.graph.value_info.append(onnx.helper.make_tensor_value_info("q", onnx.TensorProto.UINT8, [2, 8]))
     onnx.save(proto, tmp_path / "m.onnx")

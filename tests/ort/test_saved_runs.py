@@ -222,16 +222,19 @@ BIASED = {
     "Conv": ("1, 8, 6, 6", "8, 8, 3, 3", "<pads = [1, 1, 1, 1]>"),
     "ConvTranspose": ("1, 8, 6, 6", "8, 8, 1, 1", ""),
     "Gemm": ("6, 8", "8, 8", "<beta = 2.0>"),
+    "ConvTranspose in groups": ("1, 8, 6, 6", "8, 4, 1, 1", "<group = 2>"),
 }
 
 
-@pytest.mark.parametrize("op", BIASED)
+@pytest.mark.parametrize("kind", BIASED)
 @pytest.mark.parametrize("dtype", [Precision.INT8, Precision.FP8])
 def test_a_large_bias_between_quantizers_gives_the_same_at_every_level(
-    op: str, dtype: Precision, tmp_path: Path
+    kind: str, dtype: Precision, tmp_path: Path
 ) -> None:
     """ONNX Runtime 1.31 writes it as INT32 with an FP16 scale, and was wrong where that is too small."""
-    x, w, attributes = BIASED[op]
+    op, is_grouped = kind.split()[0], " " in kind
+    axis = 1 if is_grouped else None
+    x, w, attributes = BIASED[kind]
     body = f"a = {op} {attributes} (x, v, c) r = Clip(a, low) y = {op} {attributes} (r, w)"
     head = f"g (float[{x}] x) => (float[{x}] y) <float low = {{-9.0}}>"
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {head} {{ {body} }}')
@@ -245,8 +248,8 @@ def test_a_large_bias_between_quantizers_gives_the_same_at_every_level(
     base = infer_shapes(load(tmp_path / "given.onnx").model)
     first, second = (str(node.name) for node in base.graph if node.op_type == op)
     ops = (
-        QuantizedOp(first, "x", 3.0, None, "max", dtype=dtype),
-        QuantizedOp(second, "r", 6.0, None, "max", dtype=dtype),
+        QuantizedOp(first, "x", 3.0, axis, "max", dtype=dtype),
+        QuantizedOp(second, "r", 6.0, axis, "max", dtype=dtype),
     )
     path = tmp_path / "saved.onnx"
     save_model(apply_plan(base, PrecisionPlan(dtype, FP16, {}, ops)), path)

@@ -242,6 +242,12 @@ def test_forms_are_told_apart_where_the_first_pictures_show_nothing(
     assert measure.form == first.form and "on 12 labelled pictures" in note
 
 
+def test_rows_of_labels_that_are_filled_up_are_no_boxes() -> None:
+    padded = np.concatenate([TRUTH, np.full((2, 3, 5), np.nan)], axis=1)
+    measure, _ = fitted("map50", None, Fixed(yolov8()), [FEEDS], padded)
+    assert measure(Fixed(yolov8()), [FEEDS], padded) == pytest.approx(1.0)
+
+
 def with_more(head: str, more: np.ndarray) -> Fixed:
     """A YOLO whose boxes have 32 values more behind their scores, such as of a mask."""
     (output,) = yolov8() if head == "yolov8" else yolov5()

@@ -293,6 +293,12 @@ def test_keypoints_behind_a_box_are_passed_over(tmp_path: Path, points: int) -> 
     assert np.asarray(labels_of(opened(tmp_path)).values[0]).tolist() == [[0, 0.25, 0.25, 0.75, 0.75, 0]]
 
 
+def test_a_closed_polygon_in_the_corner_has_no_keypoints(tmp_path: Path) -> None:
+    save(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text("0 0 0 0.5 0 0.5 0.25 0 0.25 0 0\n")
+    assert np.asarray(labels_of(opened(tmp_path)).values[0]).tolist() == [[0, 0, 0, 0.5, 0.25, 0]]
+
+
 def test_what_coco_s_categories_are_kinds_of_is_no_class(tmp_path: Path) -> None:
     save(tmp_path / "a.png")
     pets: list[dict[str, Any]] = [
@@ -327,6 +333,19 @@ def test_a_picture_that_coco_lists_twice_has_the_boxes_of_both(tmp_path: Path) -
     twice["annotations"].append({**twice["annotations"][0], "image_id": 6})
     (tmp_path / "instances.json").write_text(json.dumps(twice))
     assert len(np.asarray(labels_of(opened(tmp_path)).values[0])) == 2
+
+
+def test_an_image_that_coco_lists_twice_has_its_boxes_once(tmp_path: Path) -> None:
+    save(tmp_path / "a.png")
+    twice = coco()
+    twice["images"] *= 2
+    (tmp_path / "instances.json").write_text(json.dumps(twice))
+    assert len(np.asarray(labels_of(opened(tmp_path)).values[0])) == 1
+    save(tmp_path / "b.png")
+    twice["images"][1] = {**twice["images"][0], "file_name": "b.png"}
+    (tmp_path / "instances.json").write_text(json.dumps(twice))
+    with pytest.raises(UsageError, match="id 5"):
+        opened(tmp_path)
 
 
 def test_yolo_s_two_folders_are_known(tmp_path: Path) -> None:
@@ -406,6 +425,7 @@ BAD_LABELS = [
     ("labels.csv", "file,class\na.png\n"),
     ("labels.csv", "file,class\na.png,\n"),
     ("labels.csv", "file,class\na.png,cat\na.png,dog\n"),
+    ("labels.csv", "file,class\ncat/a.png,0\ndog/a.png,1\n"),
     ("labels.csv", "file,cat,dog\na.png,0,1\n"),
     ("a.txt", "0 0.5 0.5 1\n"),
     ("a.txt", "0 0.5 0.5 1 1 0.9\n"),

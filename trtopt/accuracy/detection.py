@@ -146,7 +146,8 @@ def are_boxes(labels: Labels) -> bool:
 def _highest(labels: Labels) -> int:
     """The highest class that any picture has; -1 where none has a box."""
     rows = labels.values if isinstance(labels, PictureLabels) else labels.reshape(-1, *labels.shape[-2:])
-    return max((int(np.asarray(row)[:, 0].max(initial=-1)) for row in rows), default=-1)
+    columns = (np.asarray(row)[:, 0] for row in rows)
+    return max((int(column[np.isfinite(column)].max(initial=-1)) for column in columns), default=-1)
 
 
 def _input_of(feeds: Feeds) -> tuple[tuple[int, int], int]:

@@ -254,8 +254,13 @@ def _rows(text: str, where: str) -> list[list[str]]:
 
 def _chosen(named: Mapping[str, Path], found: Mapping[str, str], where: str) -> dict[Path, str]:
     """Labels by picture, in the order of the pictures. What is listed and is not there is in another folder."""
-    by_file = {file: label for name, label in found.items() if (file := _found(named, name)) is not None}
-    by_file.update((named[name], label) for name, label in found.items() if name in named)
+    by_file = {named[name]: label for name, label in found.items() if name in named}
+    others = {name: _found(named, name) for name in found if name not in named}
+    exact = set(by_file)
+    for name, file in others.items():
+        if file is not None and file not in exact and by_file.setdefault(file, found[name]) != found[name]:
+            what = f"{name!r:.60} and a file of that name in another folder have different labels"
+            raise _wrong(what, where, "name the files as they are in the folder of pictures")
     if not by_file:
         raise _wrong(
             "None of the labels is of a picture in the folder",
@@ -349,8 +354,10 @@ def _coco(folder: Path, files: Sequence[Path], content: bytes, where: str) -> La
     by_size: dict[Path, tuple[float, float]] = {}
     for image in data.images:
         file = _found(named, image.file_name)
+        if file is not None and image.id not in rows and file not in by_file:
+            raise _wrong(f"Two images have the id {image.id!r:.40}", where, "give each an id of its own")
         if file is not None:
-            by_file.setdefault(file, []).extend(rows[image.id])
+            by_file.setdefault(file, []).extend(rows.pop(image.id, ()))
             by_size[file] = (image.height, image.width)
     if not by_file:
         raise _wrong(
@@ -391,7 +398,8 @@ def _yolo_boxes(path: Path) -> np.ndarray:
         values = [_number(word) for word in words]
         numbers = [value for value in values if value is not None]
         count, points = len(numbers), numbers[5:]
-        has_points = len(points) % 3 == 0 and all(value in (0, 1, 2) for value in points[2::3])
+        is_closed = count > 5 and numbers[1:3] == numbers[-2:]
+        has_points = not is_closed and len(points) % 3 == 0 and all(value in (0, 1, 2) for value in points[2::3])
         if count < len(words) or count < 5 or not (has_points or count % 2) or numbers[0] % 1 or numbers[0] < 0:
             raise _wrong("A box is no class and four shares", f"{path}, line {number}", "write class x y width height")
         if has_points:

@@ -86,7 +86,8 @@ def _take_quantizers(proto: onnx.ModelProto) -> None:
         node.domain, node.op_type = "", _QUANTIZERS[node.op_type]
         if node.op_type == "QuantizeLinear":
             outputs.update(node.output)
-            node.input.extend([zero][len(node.input) - 2 :])
+            if not any(node.input[2:]):
+                node.input[2:] = [zero]
     if outputs and any(zero in node.input for node in graph.node):
         graph.initializer.append(onnx.TensorProto(name=zero, data_type=onnx.TensorProto.FLOAT8E4M3FN, raw_data=b"\0"))
     for index in reversed(range(len(graph.value_info) if outputs else 0)):
