@@ -141,6 +141,10 @@ def test_a_command_without_what_it_needs_shows_a_line_that_runs(
     assert done.returncode == 2 and f"remedy: such as: {line}" in done.stderr
 
 
+def test_trtexec_is_told_which_commands_take_its_options(trtopt: Run) -> None:
+    assert "remedy: trtopt build and trtopt profile take" in trtopt("trtexec", "--onnx=m.onnx").stderr
+
+
 def test_a_sweep_says_where_its_options_stand(trtopt: Run, tmp_path: Path) -> None:
     assert 'gpu = ["T4", "L4"] under [matrix]' in trtopt("sweep", "m.onnx", "--gpu", "T4,L4").stderr
     (tmp_path / "m.onnx").write_bytes(b"\x08\xff")

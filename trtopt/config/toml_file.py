@@ -183,7 +183,7 @@ def _parse(path: Path) -> dict[str, Any]:
         raise too_deep from error
     except UnicodeDecodeError as error:
         raise UsageError(
-            "The configuration file is not text", where=str(path), remedy="give a file of TOML: tables of options"
+            "The configuration file is not text", where=str(path), remedy="give TOML in UTF-8, with tables of options"
         ) from error
     except ValueError as error:  # also one that datetime raises, and the limit of digits
         raise UsageError(
