@@ -176,12 +176,22 @@ def check(seed: int, backend: str = TENSORRT_RTX.name) -> Found:
             else:
                 report = trtopt.optimize(source, replace(config, output=str(saved)), calib=calib)
             wrong = _of_report(report, found)
-            if saved.is_file():
+            is_bf16 = case.precision == "auto" and "does not load it" in report.saved and _holds_bf16(saved)
+            if is_bf16:  # which no CPU runs, as docs/precision.md says of --auto
+                found.seen["BF16 for the target alone"] += 1
+                wrong.remove(report.saved)
+            elif saved.is_file():
                 wrong += _of_outputs(case, source, saved)
         except (TrtoptError, ValueError, ArithmeticError, LookupError, TypeError) as error:
             wrong = [f"{type(error).__name__}: {error}"]
     found.problems += [f"seed {seed}: {' '.join(text.split())[:400]}" for text in wrong]
     return found
+
+
+def _holds_bf16(path: Path) -> bool:
+    """Whether a model's values are BF16."""
+    values = onnx.load(path).graph.value_info
+    return any(value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16 for value in values)
 
 
 def _samples(case: Case) -> dict[str, np.ndarray]:
@@ -205,12 +215,14 @@ def _of_report(report: BuildReport, found: Found) -> list[str]:
     found.seen["held by plain"] += any(step.name == STEP and step.changes for step in report.steps)
     if report.precision.requested == Precision.FP16 and not report.precision.kept and report.rewriting.after:
         found.seen["judged to the digit"] += 1
-        if report.rewriting.after != shipped:
+        after = report.rewriting.after
+        is_near = math.isclose(after.predicted_us, shipped.predicted_us, rel_tol=1e-12)  # sums in another order
+        if not is_near or after != replace(shipped, predicted_us=after.predicted_us):
             wrong.append(f"judged {report.rewriting.after} after its recipes, ships {shipped}")
     found.seen["more than 2 % apart"] += bool(report.judged_apart)
     if report.judged_apart.endswith("not known"):
         wrong.append(report.judged_apart)
-    if not report.saved.endswith("loads it"):
+    if not report.saved.endswith("loads it") and "FP8 products are taken for INT8" not in report.saved:
         wrong.append(report.saved)
     return wrong
 

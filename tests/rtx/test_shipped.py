@@ -16,10 +16,13 @@ from onnx import helper
 from rtx_nets import constant, conv_net, model
 
 import trtopt
+from trtopt.engine.build import Compiler
+from trtopt.engine.request import BuildRequest
 from trtopt.errors import RecipeError
 from trtopt.graph import edit
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.report.schema.build import BuildReport
+from trtopt.report.schema.layers import LayerInfo
 from trtopt.report.schema.steps import Cost
 from trtopt.report.text.build import view
 from trtopt.rewrite import driver, registry
@@ -357,3 +360,26 @@ def test_of_a_table_the_bytes_are_those_of_the_rows_that_are_read(tmp_path: Path
     assert report.shipped is not None and report.plain is not None and report.analysis is not None
     assert report.shipped.bytes == report.analysis.totals.bytes < report.plain.bytes * 1.01
     assert report.shipped.bytes < 8 * 16 * (2 * 64 * 4 + 8) * 1.01
+
+
+def test_a_network_is_compiled_once_as_it_is_judged_and_as_it_ships(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler is asked for each network, with its profile, once: not again for the price of what ships."""
+    asked: list[tuple[object, ...]] = []
+    layers = Compiler.layers
+
+    def counted(self: Compiler, request: BuildRequest) -> tuple[LayerInfo, ...]:
+        proto = onnx.load(request.onnx)
+        nodes = tuple((node.op_type, *node.input, *node.output) for node in proto.graph.node)
+        types = tuple((value.name, value.type.tensor_type.elem_type) for value in proto.graph.value_info)
+        asked.append((nodes, types, repr(request.profiles)))
+        return layers(self, request)
+
+    monkeypatch.setattr(Compiler, "layers", counted)
+    path = saved(tmp_path, computed_shapes())
+    options = {**RANGE, "precision": "fp16", "gpu": "L4", "cache_dir": str(tmp_path / "cache")}
+    report = trtopt.optimize(path, output=tmp_path / "optimized.onnx", **options)
+    assert report.shipped is not None and report.rewriting is not None and report.rewriting.after is not None
+    assert report.shipped.predicted_us == pytest.approx(report.rewriting.after.predicted_us, rel=1e-12)
+    assert len(asked) == len(set(asked)) >= 4

@@ -445,9 +445,13 @@ class Compiler:
 
 
 class CompilerPool:
-    """Several compilers that threads share; one is started when all others are busy."""
+    """Several compilers that threads share; one is started when all others are busy.
+
+    What they said of a request with a key is remembered: a run asks for one network as it is judged and as it ships.
+    """
 
     def __init__(self, size: int) -> None:
+        self._known: dict[str, tuple[LayerInfo, ...]] = {}
         self._all = [Compiler() for _ in range(size)]
         self._idle: queue.LifoQueue[Compiler] = queue.LifoQueue()
         for compiler in self._all:
@@ -455,11 +459,18 @@ class CompilerPool:
 
     def layers(self, request: BuildRequest) -> tuple[LayerInfo, ...]:
         """As :meth:`Compiler.layers`."""
+        settings = check_options(request.builder, request.plugins, request.backend)
+        asked = f"{request.key} {worker_request(replace(request, onnx=Path()), settings)}" if request.key else ""
+        if asked in self._known:
+            return self._known[asked]
         compiler = self._idle.get()
         try:
-            return compiler.layers(request)
+            found = compiler.layers(request)
         finally:
             self._idle.put(compiler)
+        if asked:
+            self._known[asked] = found
+        return found
 
     def __enter__(self) -> CompilerPool:
         return self

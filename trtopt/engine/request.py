@@ -84,6 +84,7 @@ class BuildRequest:
         name: What errors call the model, if not by its file.
         formats: The compiler's memory format (``HWC``, ...) of inputs and outputs that do not have the usual one.
         weights: The files with external data, all of them: a cached engine is found by their content.
+        key: Equal for models of which the compiler lists the same layers; empty where nobody says.
     """
 
     onnx: Path
@@ -99,6 +100,7 @@ class BuildRequest:
     name: str = ""
     formats: Mapping[str, str] = field(default_factory=dict)
     weights: tuple[Path, ...] = ()
+    key: str = ""
 
 
 BATCH_RANGE = (1, 8, 16)

@@ -7,7 +7,7 @@ that its documentation names, and the performance model.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +27,7 @@ from trtopt.hardware.spec import DEFAULT_GPU, GpuSpec, find_gpu, supports
 from trtopt.judge.bound import at_least
 from trtopt.judge.form import best_shapes, optimum, profile_of
 from trtopt.judge.protocol import AT_ONCE, Judge, Priced, PriceFile, Prices
+from trtopt.judge.subgraph import named_key
 from trtopt.judge.target import nearest_target
 from trtopt.precision.decide import decide, wanted_tensors
 from trtopt.precision.fp16.network_io import IoRequest
@@ -184,6 +185,7 @@ class CompilerJudge:
                 tf32=self._tf32,
                 plugins=self._plugins,
                 formats=formats,
+                key="" if inner else named_key(model),
             )
             layers, full, shapes = self._compiled(request, model, inner=inner)
         found = priced_layers(layers, full, model, shapes, self._gpu, tf32=self._tf32)
@@ -281,6 +283,7 @@ def judge_for(
     plugins: tuple[str, ...] = (),
     io: tuple[IoRequest, ...] = (),
     prices: Callable[[Sequence[str]], PriceFile] | None = None,
+    compiler: CompilerPool | None = None,
 ) -> Iterator[Judge]:
     """The judge of a backend.
 
@@ -291,6 +294,7 @@ def judge_for(
         plugins: Libraries the compiler loads.
         io: Types and layouts of the whole network's inputs and outputs.
         prices: The file of the prices that depend on the judge and what it is asked; None to keep none.
+        compiler: Those that are asked, and stay open; None for some of its own.
 
     Raises:
         MissingDependencyError: TensorRT for RTX is asked for and not installed.
@@ -310,6 +314,6 @@ def judge_for(
         return
     target = nearest_target(chip)
     choose_backend(TENSORRT_RTX.name, target, None)
-    with CompilerPool(AT_ONCE) as compiler:
-        judge = CompilerJudge(compiler, (target, chip), plugins, io, tf32=precision == Precision.TF32)
+    with nullcontext(compiler) if compiler is not None else CompilerPool(AT_ONCE) as asked:
+        judge = CompilerJudge(asked, (target, chip), plugins, io, tf32=precision == Precision.TF32)
         yield WritingJudge(kept(judge), precision, io)

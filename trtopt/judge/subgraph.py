@@ -122,14 +122,25 @@ class Cutter:
 
 def structure_key(model: ir.Model) -> str:
     """A hash that models of equal structure share: names do not count, nor the content of large constants."""
+    return _structure(model, ranges=True)
+
+
+def _structure(model: ir.Model, *, ranges: bool) -> str:
     digest = hashlib.sha256(f"{sorted(model.graph.opset_imports.items())}\n".encode())
-    for text in _describe(model.graph, {}):
+    for text in _describe(model.graph, {}, ranges):
         digest.update(text.encode())
         digest.update(b"\n")
     return digest.hexdigest()
 
 
-def _describe(graph: ir.Graph, numbers: dict[ir.Value, int]) -> Iterator[str]:
+def named_key(model: ir.Model) -> str:
+    """A hash that models of equal structure and equal names share, whatever their open axes may be."""
+    names = [[value.name for value in (*model.graph.inputs, *model.graph.initializers.values())]]
+    names += [[node.name, *(value.name for value in node.outputs)] for node in all_nodes(model.graph)]
+    return hashlib.sha256(f"{_structure(model, ranges=False)} {names}".encode()).hexdigest()
+
+
+def _describe(graph: ir.Graph, numbers: dict[ir.Value, int], ranges: bool) -> Iterator[str]:
     def number(value: ir.Value | None) -> str:
         if value is None:
             return "-"
@@ -141,12 +152,12 @@ def _describe(graph: ir.Graph, numbers: dict[ir.Value, int]) -> Iterator[str]:
         return str(numbers.setdefault(value, len(numbers)))
 
     for value in graph.inputs:
-        yield f"in {number(value)} {value.dtype} {value.shape} {shapes_of(value)}"
+        yield f"in {number(value)} {value.dtype} {value.shape} {shapes_of(value) if ranges else ''}"
     for node in graph:
         attributes = sorted(_attribute_text(attribute) for attribute in node.attributes.values())
         yield f"{node.domain}.{node.op_type} {[number(value) for value in node.inputs]} {attributes}"
         for nested in subgraphs_of(node):
-            yield from _describe(nested, numbers)
+            yield from _describe(nested, numbers, ranges)
         yield " ".join(f"{number(value)}:{value.dtype}{value.shape}" for value in node.outputs)
     yield f"out {[number(value) for value in graph.outputs]}"
 

@@ -23,7 +23,7 @@ from trtopt.graph.shapes import at_shapes, static_shapes
 from trtopt.hardware.spec import DEFAULT_GPU, GpuSpec, find_gpu
 from trtopt.judge.judges import priced_layers
 from trtopt.judge.protocol import OpenJudge, Priced, PriceFile
-from trtopt.judge.subgraph import structure_key
+from trtopt.judge.subgraph import named_key, structure_key
 from trtopt.judge.target import BuildTarget, nearest_target
 from trtopt.pipeline.compile import Compilation, engine_request
 from trtopt.report.schema.steps import Cost
@@ -76,7 +76,12 @@ class Pricer:
 
 @contextmanager
 def pricer_for(
-    target: BuildTarget, tf32: bool, config: BuildConfig, open_judge: OpenJudge, clock: Clock
+    target: BuildTarget,
+    tf32: bool,
+    config: BuildConfig,
+    open_judge: OpenJudge,
+    compiler: CompilerPool,
+    clock: Clock,
 ) -> Iterator[Pricer | None]:
     """The pricer of one run: the compiler of TensorRT for RTX, or the model of TensorRT's fusions; None where the
     compiler is not installed."""
@@ -95,7 +100,7 @@ def pricer_for(
         yield None
         return
     name = f"compiler:{TENSORRT_RTX.name} {version}"
-    with CompilerPool(1) as compiler, _one_thread() as pool:
+    with _one_thread() as pool:
         yield Pricer(name, True, _Compilations(compiler, name, target, tf32, config, clock), pool, clock)
 
 
@@ -135,6 +140,7 @@ class _Compilations:
         job = replace(self._job, target=self._job.target.with_profiles(profiles))
         with TemporaryFolder() as folder:
             request = engine_request(ModelArtifact(model, None, ""), job, self._config, Path(folder))
+            request = replace(request, key=named_key(model))
             shapes = static_shapes(model, job.target.shapes)
             layers = layers_of_profile(self._compiler.layers(request))
             full = layers

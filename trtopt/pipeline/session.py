@@ -17,7 +17,7 @@ from trtopt.accuracy.reference import KeptOutputs, Reference
 from trtopt.config import BuildConfig
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import TENSORRT_RTX
-from trtopt.engine.build import EngineArtifact
+from trtopt.engine.build import CompilerPool, EngineArtifact
 from trtopt.engine.layers import layers_of_profile
 from trtopt.engine.limit import limit_of
 from trtopt.engine.manifest import manifest_path
@@ -31,7 +31,7 @@ from trtopt.graph.module_path import names_of
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import supports
 from trtopt.judge.judges import judge_for
-from trtopt.judge.protocol import PriceFile
+from trtopt.judge.protocol import AT_ONCE, PriceFile
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline import network_io, polygraphy
 from trtopt.pipeline.compile import Compilation, as_built, compile_engine, has_flag, trim_cache
@@ -148,18 +148,20 @@ class _Run:
         self._owns: dict[tuple[str, bool], OwnQdq] = {}
         self._verdicts: dict[str, Verdict] = {}
         self._job: Verification | None = None
-        self._open_judge = partial(judge_for, target.backend, target.gpu, plugins=config.plugins, prices=prices)
+        self._compiler = CompilerPool(AT_ONCE)
+        judge = partial(judge_for, target.backend, target.gpu, plugins=config.plugins, prices=prices)
+        self._open_judge = partial(judge, compiler=self._compiler)
 
     def run(self) -> BuildReport:
         """All stages; where the engine cannot be built, what is asked for is kept."""
         try:
-            return self._stages()
+            with self._compiler:
+                return self._stages()
         except EngineBuildError as error:
             if self._settings.kept is not None and self._job is not None:
                 self._keep(self._settings.kept, self._job)
-                error.remedy += (
-                    f"\n  reduce: {self._reduce(self._settings.kept, self._job, EngineBuildError.exit_code)}"
-                )
+                reduce = self._reduce(self._settings.kept, self._job, EngineBuildError.exit_code)
+                error.remedy += f"\n  reduce: {reduce}"
             raise
 
     def _keep(self, folder: Path, job: Verification, engine: EngineArtifact | None = None) -> None:
@@ -176,10 +178,8 @@ class _Run:
     def _reduce(self, folder: Path, job: Verification, code: int) -> str:
         left = polygraphy.left_out(self._config)
         if left:
-            self._clock.warn(
-                "reduce",
-                f"`polygraphy debug reduce` checks parts of the model in fixed shapes, without {', '.join(left)}",
-            )
+            text = f"`polygraphy debug reduce` checks parts of the model in fixed shapes, without {', '.join(left)}"
+            self._clock.warn("reduce", text)
         return polygraphy.reduce_command(folder, job, self._config, make_engine=self._settings.make_engine, code=code)
 
     def _stages(self) -> BuildReport:
@@ -188,7 +188,8 @@ class _Run:
         self._target = settings.target.with_profiles(self._parts.profiles(self._inputs.profiles))
         own = self._after_recipes(config)
         self._check = self._job = self._verification(own)
-        with pricer_for(self._target, settings.uses_tf32, settings.builder_config(), self._open_judge, clock) as pricer:
+        tf32, options = settings.uses_tf32, settings.builder_config()
+        with pricer_for(self._target, tf32, options, self._open_judge, self._compiler, clock) as pricer:
             network = Network(self._parts.artifact.model, settings.precision, self._target, self._shipped_form)
             self._baseline = Baseline(network, pricer)
             return self._written(*self._made(own), pricer)
