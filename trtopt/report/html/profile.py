@@ -156,7 +156,10 @@ def _details(
         "writes": [_tensor(tensor) for tensor in layer.outputs],
         "constants": [_tensor(tensor) for tensor in layer.constants],
         "reasons": [
-            *((item.reason, page_time(item.us) if item.us else "", with_micro(visible(item.message))) for item in layer.deviation),
+            *(
+                (item.reason, page_time(item.us) if item.us else "", with_micro(visible(item.message)))
+                for item in layer.deviation
+            ),
             *((item.rule, "", with_micro(visible(item.message)), f"finding-{item.rule}") for item in own.values()),
         ],
     }
