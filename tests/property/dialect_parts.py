@@ -23,7 +23,7 @@ def dialect_attention(b: NetBuilder, x: Value) -> Value:
     if place == 2:
         scores = b.binary("Mul", scores, b.scalar(size**-0.5))
     scores = _masked(b, x, scores)
-    weights = _guarded(b, b.unary("Softmax", scores, axis=-1), scores)
+    weights = _guarded(b, b.unary("Softmax", _shifted(b, scores), axis=-1), scores)
     turned = b.transpose(b.op("MatMul", [weights.name, v.name], [n, heads, s, size]), 0, 2, 1, 3)
     out = linear(b, b.reshape(turned, n, s, heads * size), x.width)
     return b.binary("Add", out, x) if b.chance(0.8) else out
@@ -119,6 +119,13 @@ def _causal(b: NetBuilder, x: Value) -> Value:
     kind, first, second = b.pick(("LessOrEqual", keys, queries), ("GreaterOrEqual", queries, keys))
     condition: Value = b.op(kind, [first.name, second.name])
     return condition
+
+
+def _shifted(b: NetBuilder, scores: Value) -> Value:
+    """Less the largest of each row, as LayoutLMv3 has it; in one opset, so that no other draw changes."""
+    if b.opset < 21:
+        return scores
+    return b.binary("Sub", scores, b.reduce("ReduceMax", scores, (-1,), keep=True))
 
 
 def _guarded(b: NetBuilder, weights: Value, scores: Value) -> Value:

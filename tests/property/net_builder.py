@@ -133,7 +133,7 @@ class NetBuilder:
         return self.op("Reshape", [x.name, self.ints(*sizes)], shape)
 
     def reduce(self, kind: str, x: Value, axes: Sequence[int], keep: bool) -> Value:
-        """ReduceMean or ReduceSum: axes are an attribute of the one up to opset 17."""
+        """ReduceMean, ReduceSum, from opset 18 on ReduceMax; up to opset 17 the axes of the first are an attribute."""
         gone = {axis % len(x.shape) for axis in axes}
         shape = [1 if axis in gone else size for axis, size in enumerate(x.shape) if keep or axis not in gone]
         if kind == "ReduceMean" and self.opset < 18:
