@@ -125,6 +125,33 @@ def test_a_value_behind_a_flag_is_told_apart_from_an_argument_too_many(trtopt: R
     assert "One argument too many: x" in trtopt("build", "m.onnx", "--gpu", "L4", "x").stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("gpu",), "trtopt gpu list, trtopt gpu show NAME"),
+        (("recipe", "explain"), "trtopt recipe explain NAME"),
+        (("bundle",), "trtopt bundle model.rtx.engine --report model.json -o model.bundle"),
+        (("build",), "trtopt build model.onnx --int8"),
+    ],
+)
+def test_a_command_without_what_it_needs_shows_a_line_that_runs(
+    trtopt: Run, arguments: tuple[str, ...], line: str
+) -> None:
+    done = trtopt(*arguments)
+    assert done.returncode == 2 and f"remedy: such as: {line}" in done.stderr
+
+
+def test_trtexec_is_told_which_commands_take_its_options(trtopt: Run) -> None:
+    assert "remedy: trtopt build and trtopt profile take" in trtopt("trtexec", "--onnx=m.onnx").stderr
+
+
+def test_a_sweep_says_where_its_options_stand(trtopt: Run, tmp_path: Path) -> None:
+    assert 'gpu = ["T4", "L4"] under [matrix]' in trtopt("sweep", "m.onnx", "--gpu", "T4,L4").stderr
+    (tmp_path / "m.onnx").write_bytes(b"\x08\xff")
+    done = trtopt("sweep", "m.onnx")
+    assert done.returncode == 2 and "is not text" in done.stderr and "codec" not in done.stderr
+
+
 def test_options_in_front_of_the_command_are_told_where_they_stand(trtopt: Run) -> None:
     assert "remedy: trtopt build --onnx=m.onnx --fp16" in trtopt("--onnx=m.onnx", "--fp16").stderr
     done = trtopt("-v", "profile", "m.onnx")

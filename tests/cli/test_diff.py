@@ -69,7 +69,7 @@ def test_a_planted_break_of_a_fusion_is_named_by_its_node(trtopt: Run, folder: P
     assert done.returncode == 7, done.stderr
     found = json.loads(done.stdout)
     assert [item["parted"] for item in found["changes"] if item["parted"]] == [["act"]]
-    assert "Fuses no more" in trtopt("diff", *both).stdout
+    assert "Fuses no more" in trtopt("diff", "relu.json", "mish.json").stdout
     back = trtopt("diff", *both[2:], *both[:2], "--max-slowdown", "0.001")
     assert back.returncode == 0 and "Fuses now" in back.stdout
 
@@ -103,6 +103,7 @@ def test_a_matrix_compares_many_models(trtopt: Run, folder: Path) -> None:
     ("options", "words"),
     [
         (("relu.onnx", *INSTALLED), "Two compilers are compared"),
+        (("relu.json", "mish.json", *INSTALLED), "not 2 files"),
         (("relu.onnx", *INSTALLED, "--compiler", "tensorrt==10.3"), "names no compiler"),
         (("relu.onnx", *INSTALLED, "--compiler", "tensorrt-rtx==1.6; x"), "names no compiler"),
         (("none.onnx", *INSTALLED, *INSTALLED), "does not exist"),

@@ -84,6 +84,10 @@ def test_a_sweep_from_its_plan_to_the_answer(trtopt: Run, folder: Path) -> None:
     found = sorted(path.name for path in (folder / place).iterdir())
     assert found == ["model.rtx.engine", "model.rtx.engine.manifest.json", "report.build.log", "report.json"]
     assert trtopt("check", str(place / "model.rtx.engine")).returncode == 0
+    other = trtopt("report", "r.json", "--gpu", "v100 sxm2 16gb")
+    assert other.returncode == 0 and "L4" not in other.stdout and "TensorRT for RTX cannot build" in other.stdout
+    absent = trtopt("report", "r.json", "--gpu", "T4")
+    assert absent.returncode == 2 and "The sweep has no GPU 'T4'" in absent.stderr
     again = trtopt("report", "r.json", "--take", "taken")
     assert again.returncode == 2 and "is there already" in again.stderr
     none = trtopt("report", "r.json", "--max-latency-ms", "0.000001", "--take", "none")

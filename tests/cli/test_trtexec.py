@@ -100,16 +100,21 @@ def test_a_build_notes_what_times_an_engine_and_refuses_what_gives_a_file() -> N
     assert len(notes) == 4
     with pytest.raises(UsageError) as caught:
         _parse("--exportTimes=t.json")
-    assert caught.value.remedy == "a build times nothing; `trtopt profile ENGINE --export-times=times.json` does"
+    assert caught.value.remedy == "a build times nothing; `trtopt profile ENGINE --export-times=t.json` does"
     with pytest.raises(UsageError) as caught:
         _parse("--loadEngine=m.engine")
-    assert "`trtopt profile model.engine` does" in caught.value.remedy
+    assert "`trtopt profile m.engine` does" in caught.value.remedy
+
+
+def test_a_value_that_profile_refuses_is_refused_of_a_build_too() -> None:
+    with pytest.raises(UsageError, match="'50%' is not supported"):
+        _parse("--weightStreamingBudget=50%")
 
 
 def test_a_profile_refuses_what_is_of_a_build() -> None:
     with pytest.raises(UsageError, match="--saveEngine is not supported") as caught:
         translated(["--saveEngine=m.engine"], "profile", _own(ProfileConfig))
-    assert caught.value.remedy == "give it to `trtopt build MODEL --saveEngine=model.engine`"
+    assert caught.value.remedy == "give it to `trtopt build MODEL --saveEngine=m.engine`"
 
 
 def test_several_profiles_are_repeated_shape_options() -> None:

@@ -271,3 +271,15 @@ def test_a_file_that_torch_save_wrote_is_refused_without_unpickling_it(tmp_path:
 def test_progress_starts_advances_and_ends(exported: Exported) -> None:
     assert [event.kind for event in exported.events] == ["start", "advance", "advance", "advance", "end"]
     assert exported.events[0].total == 3
+
+
+class OneIsOther(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1.0 if not torch.compiler.is_compiling() and x.shape[0] == 1 else x * 2.0
+
+
+def test_a_size_at_which_the_graph_differs_may_be_bound(tmp_path: Path) -> None:
+    with pytest.raises(GateError) as found:
+        export(OneIsOther(), tmp_path / "net.onnx", inputs=["x:fp32:2x4"], dynamic=["x:0=n"])
+    assert "n=1" in found.value.where and "--dynamic NAME:AXIS=SYMBOL:MIN..MAX" in found.value.remedy
+    export(OneIsOther(), tmp_path / "net.onnx", inputs=["x:fp32:2x4"], dynamic=["x:0=n:2..8"])

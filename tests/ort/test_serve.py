@@ -89,6 +89,7 @@ def test_replies_are_those_of_onnx_runtime_and_the_engine_says_so(net: Path) -> 
         np.testing.assert_array_equal(found["best"], found["y"].max(1))
         assert engine.runtime.startswith("onnxruntime ") and engine.runtime.endswith(" on the CPU")
         assert engine.fallback_reason == ""
+        assert repr(engine).startswith(f"<trtopt.Engine {engine.name}: {engine.inputs[0].name}")
         assert [(spec.name, spec.dtype, spec.shape) for spec in engine.inputs] == [
             ("x", np.float32, ("N", "K")),
             ("mask", np.float32, ("N", "K")),

@@ -52,10 +52,10 @@ def test_bounds_of_an_export_are_kept() -> None:
 @pytest.mark.parametrize(
     ("inputs", "given", "what", "remedy"),
     [
-        ([spec("ids", "N", "T")], [], "axis 1 (T) of the input 'ids'", "--shapes ids:8xT with a number for T"),
+        ([spec("ids", "N", "T")], [], "axis 1 (T) of the input 'ids'", "with a number for T, such as ids:8x128"),
         ([spec("x", 1, 3, "H", "W")], [], "axis 2 (H) and 3 (W)", "--shapes x:1x3xHxW with a number for H and W"),
         ([spec("ids", "N", "T")], [{"idz": (1, 2)}], "no input 'idz'", "did you mean 'ids'?"),
-        ([spec("ids", "N", "T")], [{"ids": (1, 2, 3)}], "not 1x2x3", "one number per axis"),
+        ([spec("ids", "N", "T")], [{"ids": (1, 2, 3)}], "not 1x2x3", "one number per axis, such as --shapes ids:8x128"),
         ([spec("x", "N", 3)], [{"x": (1, 4)}], "not 1x4", "static dimensions stay"),
         ([spec("x", "N", 3)], [{"x": (0, 3)}], "no elements", "at least 1"),
         ([spec("x", "N"), spec("y", "N")], [{"x": (1,), "y": (2,)}], "two sizes: 1 and 2", "same size"),

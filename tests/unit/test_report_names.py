@@ -139,6 +139,7 @@ def test_a_kernel_of_several_modules_is_a_row_with_one_of_a_single_module() -> N
         ("encoder.layer.0.output.dense", 40, "encoder.layer.0.output.dense"),
         ("encoder.layer.0.output.dense", 20, "…0.output.dense"),
         ("/encoder/layers.11/query/MatMul", 16, "…11/query/MatMul"),
+        ("Reformatting CopyNode for Input Tensor 0 to MaxPool_12", 36, "…for Input Tensor 0 to MaxPool_12"),
         ("onelongwordwithoutanypart", 10, "one...part"),
     ],
 )

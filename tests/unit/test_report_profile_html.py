@@ -131,6 +131,13 @@ def test_texts_of_a_file_cannot_end_the_script_that_holds_them() -> None:
     ]
 
 
+def test_the_details_write_times_as_the_cells_do() -> None:
+    layer = next(layer for layer in small_profile().layers if layer.deviation)
+    reason = dataclasses.replace(layer.deviation[0], message="12.3 us predicted")
+    (shown,) = json.loads(layer_data([dataclasses.replace(layer, deviation=(reason,))]))["layers"]
+    assert shown["reasons"][0][2] == "12.3 µs predicted"
+
+
 def test_texts_of_a_file_are_no_markup_anywhere() -> None:
     clean, page = html_page(view(small_profile())), html_page(view(hostile_profile()))
     for mark in ("<script", "</script", "<img", "</title"):

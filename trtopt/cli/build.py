@@ -61,11 +61,7 @@ def run_pipeline(command: str, parser: Parser, argv: Sequence[str]) -> int:
         return run_matrix(command, args, builds, getattr(api, command))
     config = config_from(args, BuildConfig, command)
     if args.model is None:
-        raise UsageError(
-            "The following arguments are required: MODEL",
-            where=f"trtopt {command}",
-            remedy=f"see trtopt {command} --help",
-        )
+        parser.error("the following arguments are required: MODEL")
     trtexec.check_calibration(config.calib)
     check_files(args.model, config, args.config, engine=command == "build")
 

@@ -17,6 +17,8 @@ examples:
   trtopt completion bash > ~/.local/share/bash-completion/completions/trtopt
   trtopt completion zsh > ~/.zfunc/_trtopt
   trtopt completion fish > ~/.config/fish/completions/trtopt.fish
+
+Make the folder where it is not there; zsh needs fpath=(~/.zfunc $fpath) in front of compinit in ~/.zshrc.
 """
 _FOLDERS = ("DIR", "MODEL_REPOSITORY")
 _FILES = ("FILE", "MODEL", "ENGINE", "REPORT", "SRC", "LIB", "KEY", "SWEEP", "PROFILE", "TARGET")

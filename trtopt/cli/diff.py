@@ -26,14 +26,16 @@ that both compile the same graph.
 examples:
   trtopt diff model.onnx --compiler tensorrt-rtx==1.6 --compiler tensorrt-rtx==1.7.1
   trtopt diff model.onnx --int8 --calib samples.npz --compiler tensorrt-rtx==1.6 --compiler installed
-  trtopt diff --compiler before.json --compiler after.json --markdown diff.md
+  trtopt diff before.json after.json --markdown diff.md
 """
 _FORMS = ("report", "html", "markdown")
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns its exit code."""
-    args = make_parser().parse(argv)
+    parser = make_parser()
+    args = parser.parse(argv)
+    _name_sides(parser, args)
     outputs = {name: Path(value) for name in _FORMS if (value := getattr(args, name, None)) is not None}
     for name in _FORMS:
         args.__dict__.pop(name, None)
@@ -54,6 +56,16 @@ def run(argv: Sequence[str]) -> int:
     write_forms(found, **outputs)
     show(found, as_json=args.json, quiet=args.quiet)
     return _exit_code(found)
+
+
+def _name_sides(parser: Parser, args: argparse.Namespace) -> None:
+    """Take two files without ``--compiler`` for the reports, and else one for the model."""
+    if len(args.models) == 2 and not args.compiler:
+        args.compiler, args.models = args.models, []
+    elif len(args.models) > 1:
+        parser.error(f"one model, or two reports without --compiler, not {len(args.models)} files")
+    args.model = args.models[0] if args.models else None
+    del args.models
 
 
 def _exit_code(found: DiffReport) -> int:
@@ -97,11 +109,11 @@ def make_parser() -> Parser:
     """The options of the command."""
     parser = Parser(
         "trtopt diff",
-        "MODEL --compiler A --compiler B [options]\n       trtopt diff --compiler A.json --compiler B.json [options]",
+        "MODEL --compiler A --compiler B [options]\n       trtopt diff A.json B.json [options]",
         _DESCRIPTION,
         _EPILOG,
     )
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="the ONNX file; none where reports are compared")
+    parser.add_argument("models", metavar="MODEL", nargs="*", help="the ONNX file, or two reports of builds")
     parser.add_argument(
         "--compiler", metavar="NAME", action="append", default=[], help="tensorrt-rtx==VERSION, installed, or a report"
     )

@@ -70,6 +70,7 @@ COMMANDS = {
     "doctor": "say what this installation can do, and test it",
     "completion": "print the script that completes command lines in a shell",
 }
+_ELSEWHERE = {"trtexec": "trtopt build and trtopt profile take its options: see docs/migrating-from-tensorrt-10.md"}
 WATCHED = ("build", "optimize", "analyze", "sensitivity", "profile", "export", "doctor")
 """Commands that run native code on files; the others are Python alone."""
 
@@ -185,7 +186,7 @@ def _run(argv: list[str]) -> int:
         raise UsageError(
             f"There is no command {name!r}",
             where="trtopt",
-            remedy=did_you_mean(name, COMMANDS) or f"choose one of {', '.join(COMMANDS)}",
+            remedy=_ELSEWHERE.get(name) or did_you_mean(name, COMMANDS) or f"choose one of {', '.join(COMMANDS)}",
         )
     return int(importlib.import_module(f"trtopt.cli.{name.replace('-', '_')}").run(argv[1:]))
 

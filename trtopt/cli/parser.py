@@ -14,7 +14,8 @@ from trtopt.support.words import did_you_mean, nearest
 class Parser(argparse.ArgumentParser):
     """A parser without abbreviations whose errors are :class:`UsageError`.
 
-    ``usage`` is what follows the command; ``hints`` are options of another tool that users may type, and mistype.
+    ``usage`` is what follows the command; ``hints`` are options of another tool that users may type, and mistype;
+    ``elsewhere`` is where to say what no option of the command does.
     """
 
     def __init__(
@@ -25,12 +26,14 @@ class Parser(argparse.ArgumentParser):
         epilog: str | None = None,
         *,
         hints: Iterable[str] = (),
+        elsewhere: str = "",
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("formatter_class", _HelpFormatter)
         whole = f"%(prog)s {usage}" if usage else None
         super().__init__(prog, whole, description, epilog, allow_abbrev=False, **kwargs)
         self._hints = tuple(hints)
+        self._elsewhere = elsewhere
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         args, rest = self.parse_known_args(argv)
@@ -56,7 +59,7 @@ class Parser(argparse.ArgumentParser):
         return UsageError(
             f"{self.prog} has no option {name}",
             where=argument,
-            remedy=f"did you mean {bare[near]}?" if near else f"see {self.prog} --help",
+            remedy=f"did you mean {bare[near]}?" if near else self._elsewhere or f"see {self.prog} --help",
         )
 
     def error(self, message: str) -> NoReturn:
@@ -64,9 +67,19 @@ class Parser(argparse.ArgumentParser):
         named = re.match(r"argument ([^:]+): ", message)
         remedy = f"see {self.prog} --help"
         wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if message.startswith("the following arguments are required"):
+            remedy = f"such as: {self._example()}; {remedy}"
         if wrong:
             remedy = did_you_mean(wrong.group(1), re.findall(r"[\w-]+", wrong.group(2))) or remedy
         raise UsageError(message, where=named.group(1) if named else self.prog, remedy=remedy)
+
+    def _example(self) -> str:
+        """A line that runs this command: of the help's examples, else its actions, or it, with what they require."""
+        lines = (line.strip() for line in (self.epilog or "").splitlines())
+        groups = (action for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        commands = [command for group in groups for command in group.choices.values()] or [self]
+        least = (" ".join([own.prog, *(str(it.metavar) for it in own._actions if it.required)]) for own in commands)
+        return next((line for line in lines if line.startswith(f"{self.prog} ")), ", ".join(least))
 
     def option_names(self) -> list[str]:
         """Every long option."""

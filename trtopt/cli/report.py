@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,6 +48,7 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--max-drop", type=from_zero, metavar="X", help="and within this drop of accuracy, 0.01 or 1%%")
     parser.add_argument("--model", metavar="NAME", help="only for this model of the sweep")
+    parser.add_argument("--gpu", metavar="NAME", help="only for this GPU of the sweep")
     parser.add_argument(
         "--take", metavar="DIR", help="of a sweep: copy what to take, with manifest and report, under readable names"
     )
@@ -85,9 +87,9 @@ def _one(args: argparse.Namespace, outputs: dict[str, Path]) -> None:
     from trtopt.report.text import build
 
     found = read_report(Path(args.report))
-    asked = any(getattr(args, name) is not None for name in ("max_latency_ms", "max_drop", "model", "take"))
+    asked = any(getattr(args, name) is not None for name in ("max_latency_ms", "max_drop", "model", "gpu", "take"))
     if not isinstance(found, SweepReport) and (asked or "csv" in outputs):
-        what = "--csv, --max-latency-ms, --max-drop, --model and --take are for the report of a sweep"
+        what = "--csv, --max-latency-ms, --max-drop, --model, --gpu and --take are for the report of a sweep"
         raise UsageError(what, where=args.report, remedy="leave them out")
     if not isinstance(found, ProfileReport) and "trace" in outputs:
         raise UsageError("A report of this kind has no such form", where="--trace", remedy="leave it out")
@@ -104,6 +106,13 @@ def _choose(found: SweepReport, args: argparse.Namespace) -> None:
     """Show which engines of a sweep to take."""
     from trtopt.report.text import sweep
 
+    if args.gpu is not None:
+        rows = [row for row in found.rows if row.gpu.lower() == args.gpu.lower().replace(" ", "-")]
+        if not rows:
+            names = dict.fromkeys(row.gpu for row in found.rows)
+            remedy = did_you_mean(args.gpu, names) or f"it has {', '.join(names)}"
+            raise UsageError(f"The sweep has no GPU {args.gpu!r}", where="--gpu", remedy=remedy)
+        found = dataclasses.replace(found, rows=tuple(rows))
     choices = sweep.choose(found, sweep.EngineLimits(args.max_latency_ms, args.max_drop), args.model)
     if not choices:
         names = dict.fromkeys(row.model for row in found.rows)

@@ -25,7 +25,14 @@ if TYPE_CHECKING:
     from trtopt.fleet.sweep import Progress, SweepPlan
 
 _DESCRIPTION = "Build every combination of models, GPUs, precisions, shapes and options, and report on all of them."
+_IN_THE_FILE = 'what to build stands in SWEEP.toml, such as gpu = ["T4", "L4"] under [matrix]; see trtopt sweep --help'
 _EPILOG = """\
+SWEEP.toml has what varies in [matrix], and what does not in [build]:
+  [matrix]
+  model = ["model.onnx"]
+  gpu = ["T4", "L4"]
+  precision = ["fp16"]
+
 examples:
   trtopt sweep sweep.toml --dry-run
   trtopt sweep sweep.toml --report sweep.json --html sweep.html
@@ -89,7 +96,7 @@ def _files_read(plan: SweepPlan) -> dict[str, Path]:
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser("trtopt sweep", "SWEEP.toml [options]", _DESCRIPTION, _EPILOG)
+    parser = Parser("trtopt sweep", "SWEEP.toml [options]", _DESCRIPTION, _EPILOG, elsewhere=_IN_THE_FILE)
     parser.add_argument("sweep", metavar="SWEEP.toml", help="options in [build], lists in [matrix], [sweep], [prices]")
     parser.add_argument("--dry-run", action="store_true", help="show the jobs, what the store has, and the time")
     parser.add_argument("--executor", type=OneOf(("local", "ray")), default="local", help="who builds: local, ray")

@@ -37,16 +37,16 @@ def translated(
         if flag is None or name in own:
             kept.append(argument)
             continue
-        _check(flag, command)
         if flag.value and not equals:
             value = next(rest, "")
-        if bool(value) != bool(flag.value):
-            what = f"{name} needs a value" if flag.value else f"{name} takes no value"
-            raise UsageError(what, where=argument, remedy=f"write {flag.example}")
-        if flag.command not in (command, "both"):
-            notes.append(f"{name} has no effect: {_elsewhere(flag)}")
-            continue
         try:
+            _check(flag, command, value or flag.value)
+            if bool(value) != bool(flag.value):
+                what = f"{name} needs a value" if flag.value else f"{name} takes no value"
+                raise UsageError(what, where=argument, remedy=f"write {flag.example}")
+            if flag.command not in (command, "both"):
+                notes.append(f"{name} has no effect: {_elsewhere(flag, value)}")
+                continue
             kept += flag.arguments(value)
         except argparse.ArgumentTypeError as error:
             raise UsageError(f"argument {name}: {error}", where=argument, remedy=flag.note or "see --help") from error
@@ -55,22 +55,22 @@ def translated(
     return kept, notes
 
 
-def _check(flag: Flag, command: str) -> None:
-    """Raise for what the command does not do."""
+def _check(flag: Flag, command: str, value: str) -> None:
+    """Raise for what the command does not do, with ``value``."""
     if flag.command in (command, "both"):
         if flag.is_refused:
             raise UsageError(f"{flag.name} is not supported", where=flag.name, remedy=flag.note)
     elif command == "profile" or flag.is_result:
-        raise UsageError(f"{flag.name} is not supported", where=flag.name, remedy=_elsewhere(flag))
+        raise UsageError(f"{flag.name} is not supported", where=flag.name, remedy=_elsewhere(flag, value))
 
 
-def _elsewhere(flag: Flag) -> str:
-    """Where an option of the other command belongs."""
+def _elsewhere(flag: Flag, value: str) -> str:
+    """Where an option of the other command belongs, with its value."""
     if flag.command == "build":
-        return f"give it to `trtopt build MODEL {flag.example}`"
+        return f"give it to `trtopt build MODEL {flag.name}{f'={value}' if value else ''}`"
     if flag.is_refused or not flag.means:
         return "a build times nothing, `trtopt profile ENGINE` does"
-    arguments = " ".join(flag.arguments(flag.value))
+    arguments = " ".join(flag.arguments(value))
     return f"a build times nothing; `trtopt profile {'' if flag.means == ('{}',) else 'ENGINE '}{arguments}` does"
 
 

@@ -181,6 +181,10 @@ def _parse(path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError as error:
         raise too_deep from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            "The configuration file is not text", where=str(path), remedy="give TOML in UTF-8, with tables of options"
+        ) from error
     except ValueError as error:  # also one that datetime raises, and the limit of digits
         raise UsageError(
             f"The configuration file is not valid TOML: {error}", where=str(path), remedy="correct that line"

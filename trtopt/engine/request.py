@@ -312,8 +312,9 @@ def check_shape(
     if not fits:
         raise UsageError(
             f"The input {name!r} has shape {_text(wanted)}, not {_text(shape)}",
-            where=option,
-            remedy="static dimensions stay as they are; give one number per axis",
+            where=f"{option} {name}:{_text(shape)}",
+            remedy="static dimensions stay as they are; give one number per axis, "
+            f"such as {option} {name}:{_text(_usual(wanted))}",
         )
     if (
         option != "--min-shapes"
@@ -447,7 +448,14 @@ def _text(shape: Iterable[int | str]) -> str:
     return "x".join(str(dim) for dim in shape) or "scalar"
 
 
+def _usual(shape: Sequence[int | str]) -> list[int]:
+    """The shape with numbers for an example: a usual length for a dynamic axis, the default batch for the first."""
+    return [dim if isinstance(dim, int) else _LENGTH if axis else BATCH_RANGE[1] for axis, dim in enumerate(shape)]
+
+
 _OPTION = "--shapes"
+_LENGTH = 128
+"""Of a sequence, in an example: also a size that images of most networks may have."""
 
 
 @dataclass(frozen=True)
@@ -526,6 +534,7 @@ def _sized(item: InputSpec, sizes: dict[str, int]) -> tuple[int, ...]:
             f"No size is known for the dynamic axis {axes} of the input {item.name!r}",
             where=f"input {item.name}: {'x'.join(str(dim) for dim in item.shape)}",
             remedy=f"give {_OPTION} {item.name}:{'x'.join(str(dim) for dim in dims)} "
-            f"with a number for {' and '.join(dict.fromkeys(str(dim) for dim in missing.values()))}",
+            f"with a number for {' and '.join(dict.fromkeys(str(dim) for dim in missing.values()))}, "
+            f"such as {item.name}:{_text(_usual(dims))}",
         )
     return tuple(dim for dim in dims if isinstance(dim, int))

@@ -273,7 +273,7 @@ def _own(after: Facts, limits: Limits) -> Iterator[Gate]:
         yield replace(gate, verdict="failed", reason=reason) if bad else gate
     if after.synthetic is not None:
         gate = Gate("calibration", "8-bit ranges from real samples", "passed")
-        reason = "the ranges come from random data: give --calib to the build, or --allow-synthetic here"
+        reason = "the ranges come from random data: give the build real samples (--calib), or --allow-synthetic here"
         refused = after.synthetic and not limits.allow_synthetic
         yield replace(gate, verdict="failed", reason=reason) if refused else gate
 

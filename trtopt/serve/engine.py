@@ -52,6 +52,10 @@ class Engine:
         self._process = os.getpid()
         self._executor = ThreadPoolExecutor(contexts, thread_name_prefix=f"trtopt {self.name}")
 
+    def __repr__(self) -> str:
+        names = (", ".join(item.name for item in items) for items in (self.inputs, self.outputs))
+        return f"<trtopt.Engine {self.name}: {' -> '.join(names)}, {self.runtime}>"
+
     @classmethod
     def load(
         cls,

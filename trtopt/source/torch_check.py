@@ -21,6 +21,8 @@ _TOLERANCE = {"float64": 1e-4, "float32": 1e-4, "float16": 2e-2}
 _NUDGE = 1e-5
 """By this share inputs are changed to see whether an output jumps: what rounding adds up to within a network."""
 
+_BOUNDS = ", or bound the sizes that it is meant for (--dynamic NAME:AXIS=SYMBOL:MIN..MAX)"
+
 
 @dataclass(frozen=True)
 class ExportCheck:
@@ -105,11 +107,12 @@ def _compared(session: OrtSession, names: list[str], case: tuple[str, Call, Any]
             continue
         if _moves(call, place, wanted, 0.0) <= tolerance < _moves(call, place, wanted, _NUDGE):
             return None
+        bounds = _BOUNDS if "=" in label else ""
         raise GateError(
             f"The exported graph differs from PyTorch: output {session.output_names[place]} by {error:.3g}, which is "
             f"{share:.3g} of its largest value",
             where=f"inputs: {label}; allowed: {tolerance:g}",
-            remedy="look for randomness or kept state in forward; nothing was written",
+            remedy=f"look for randomness or kept state in forward{bounds}; nothing was written",
         )
     largest, ratio = (max((item[part] for item in differences), default=0.0) for part in (0, 1))
     return ExportCheck(label, largest, ratio)

@@ -22,7 +22,7 @@ from trtopt.report.html.profile_graph import graph
 from trtopt.report.schema.analysis import Finding, LayerRow
 from trtopt.report.schema.layers import NodeName, TensorInfo
 from trtopt.report.schema.profile import ProfileLayer, precision_of
-from trtopt.report.text.format import bytes_text, count, flop_text, page_time, percent, shorten, visible
+from trtopt.report.text.format import bytes_text, count, flop_text, page_time, percent, shorten, visible, with_micro
 from trtopt.report.text.names import named
 from trtopt.report.text.words import LIMITERS, product_text, tile_text
 from trtopt.support.precision import Precision
@@ -156,8 +156,11 @@ def _details(
         "writes": [_tensor(tensor) for tensor in layer.outputs],
         "constants": [_tensor(tensor) for tensor in layer.constants],
         "reasons": [
-            *((item.reason, page_time(item.us) if item.us else "", visible(item.message)) for item in layer.deviation),
-            *((item.rule, "", visible(item.message), f"finding-{item.rule}") for item in own.values()),
+            *(
+                (item.reason, page_time(item.us) if item.us else "", with_micro(visible(item.message)))
+                for item in layer.deviation
+            ),
+            *((item.rule, "", with_micro(visible(item.message)), f"finding-{item.rule}") for item in own.values()),
         ],
     }
 

@@ -86,7 +86,7 @@ def visible(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-_PARTS = re.compile(r"(?<=[./])(?=[^./])|(?<=_)(?=[^_])")
+_PARTS = re.compile(r"(?<=[./])(?=[^./])|(?<=[_ ])(?=[^_ ])")
 """Where a name may be cut."""
 
 
