@@ -524,3 +524,18 @@ def test_the_whole_network_is_asked_a_bounded_number_of_times() -> None:
     judge = RuleJudge(wide_pay, whole_us=1000.0)
     guard_of(repeated(60), judge).choose()
     assert sum(not inner for inner, _ in judge.asked) <= 12 + 4
+
+
+@pytest.mark.parametrize(("largest", "found"), [(1.0, 1.0), (2e-3, 448 * 2.0**-14), (1e-4, None)])
+def test_weights_of_many_keys_in_fp8_have_the_least_scale_that_fp16_holds(largest: float, found: float | None) -> None:
+    """2e-3 is the largest of 1500 keys: it fills 0.07 of the range of E4M3 then, whose exponents make up for that."""
+    source = model("""g (float[1,2,64,64] q, float[1,2,64,64] k, float[1,2,64,64] v) => (float[1,2,64,64] y) {
+        s = MatMul (q, k) w = Softmax <axis = -1> (s) y = MatMul (w, v) }""")
+    problem = problem_of(source, Precision.FP8)
+    builder = StatsBuilder(histogram=True)
+    builder.update(np.linspace(0, largest, 4096, dtype=np.float32))
+    problem = replace(problem, stats={**problem.stats, "w": builder.finish()})
+    candidates = find_candidates(problem, (Precision.FP8,))
+    ranges = [op.activation_amax for op in candidates.all.values() if op.activation == "w"]
+    assert ranges == ([] if found is None else [pytest.approx(found)])
+    assert any("so small" in item.reason for item in candidates.refused) is (found is None)
