@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -111,13 +112,21 @@ def test_24_builds_survive_the_loss_of_a_node_and_are_those_of_local_processes(
     def watch(event: Any) -> None:
         if event.kind == "end":
             ended.append(event.row.key)
-        # Not at a certain one: a busy machine starts the node's first worker late, and this thread gives out the jobs.
-        if len(ended) >= 4 and doomed.all_processes and (worker := _stopped_at_work(raylet)) is not None:
-            cluster.remove_node(doomed, allow_graceful=False)
-            os.kill(worker, signal.SIGKILL)
 
+    def strike() -> None:
+        # In a thread of its own: that of the sweep gives out the jobs, and the node has one for a moment only.
+        while len(ended) < 24:
+            if len(ended) >= 2 and (worker := _stopped_at_work(raylet)) is not None:
+                cluster.remove_node(doomed, allow_graceful=False)
+                os.kill(worker, signal.SIGKILL)
+                return
+            time.sleep(0.02)
+
+    striking = threading.Thread(target=strike, daemon=True)
+    striking.start()
     on_ray = write_sweep(tmp_path / "ray.toml", store="ray", settings="on_gpu = true")
     report = trtopt.sweep(on_ray, executor="ray", address=cluster.address, on_progress=watch)
+    striking.join(timeout=30)
     assert not doomed.all_processes, "the node got no job"
     assert [row.failure for row in report.rows] == [None] * 24
     assert sorted(ended) == sorted(row.key for row in report.rows) and len(set(ended)) == 24
