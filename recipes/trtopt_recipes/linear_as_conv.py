@@ -41,7 +41,8 @@ class LinearAsConv:
     Numerics:
         The same products and sums.
     Refuses when:
-        The height or width is not given in the shape of the Reshape.
+        The height or width is not given in the shape of the Reshape; its tokens are those of an attention with one
+        head, which is several kernels then (TensorRT for RTX 1.7.1).
     """
 
     name: str = "linear-as-conv"
@@ -56,6 +57,9 @@ class LinearAsConv:
                 refusals.append(
                     Refusal(str(layer.product.name), "the shape of its image does not give height and width")
                 )
+            elif layer.enters and _is_attended(layer.source):
+                reason = "its tokens are those of an attention with one head, which would be several kernels"
+                refusals.append(Refusal(str(layer.product.name), reason))
             else:
                 matches.append(Match((layer.product, *layer.others, *_context(layer)), choice=layer.way))
         return Findings(tuple(matches), tuple(refusals))
@@ -117,6 +121,15 @@ class _Layer:
     def way(self) -> str:
         """The choice of its match."""
         return "enters" if self.enters else "leaves"
+
+
+def _is_attended(tokens: ir.Value) -> bool:
+    """Whether tokens are the rows of ``Softmax(..) V``: with several heads, a Transpose is between."""
+    node = tokens.producer()
+    while node is not None and edit.is_op(node, "Reshape") and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    value = node.inputs[0] if node is not None and edit.is_op(node, "MatMul") else None
+    return value is not None and value.producer() is not None and edit.is_op(value.producer(), "Softmax")
 
 
 def _image(layer: _Layer, splice: edit.Splice) -> ir.Value:

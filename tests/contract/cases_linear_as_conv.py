@@ -75,6 +75,13 @@ CASES: tuple[Case, ...] = (
         changes=0,
         refusals=1,
     ),
+    enters(
+        "of-one-head",
+        "h = Transpose <perm = [0, 2, 1]> (x) q = MatMul(x, h) s = Softmax(q) z = MatMul(s, x) p = MatMul(z, w) "
+        "a = Add(p, b) t = Transpose <perm = [0, 2, 1]> (a) y = Reshape(t, image)",
+        changes=0,
+        refusals=1,
+    ),
     case(
         "open",
         f"{OPEN} t = Transpose <perm = [0, 2, 1]> (a) g = Concat <axis = 0> (n, c8, h, o) y = Reshape(t, g)",

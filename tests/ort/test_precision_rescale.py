@@ -154,7 +154,17 @@ def test_a_sum_of_squares_fits_with_an_epsilon_that_takes_up_the_square() -> Non
     assert epsilons == pytest.approx([1e-5 / 64] * 2)
 
 
-def test_a_normalization_whose_epsilon_would_vanish_stays_fp32() -> None:
-    model = model_of(GROUPS.replace("1e-5", "1e-7"), {"u": 1.5, "v": 0.3, "m": 1.0})
+def test_an_epsilon_that_would_vanish_is_the_least_number_that_fp16_holds() -> None:
+    model = model_of(GROUPS.replace("1e-5", "1e-6"), {"u": 1.5, "v": 0.3, "m": 1.0})
     found = of(model)
+    assert found is not None and not wide_of(found.model)
+    epsilons = [node.attributes["epsilon"].as_float() for node in found.model.graph if "epsilon" in node.attributes]
+    assert epsilons == pytest.approx([2.0**-24, 1e-5 / 64])
+    assert np.allclose(values_of(found.model)["y"], values_of(model)["y"], atol=1e-4)
+
+
+def test_an_epsilon_that_would_vanish_beside_small_values_keeps_its_normalization_fp32() -> None:
+    model = model_of(GROUPS.replace("1e-5", "1e-6"), {"u": 1.5, "v": 0.3, "m": 1.0})
+    shapes = {**static_shapes(model, {}), "r": (2, 2, 1 << 22)}  # so many squares that each has to be small
+    found = rescaled(model, stats_of(values_of(model)), shapes, FP16)
     assert found is not None and "n" in wide_of(found.model)

@@ -13,9 +13,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.graph import edit
 from trtopt.graph.shapes import infer_in_place
 from trtopt.precision.fp16.hazards import HEADROOM, reduced
 from trtopt.precision.observe.ranges import ValueRanges
@@ -96,8 +98,21 @@ def rescaled(
     if not scaled.changes:
         return None
     moved = {name: int(powers[number]) for name, number in channels.values.items() if powers[number]}
+    _raise_epsilons(scaled.model, {name: largest.get(name, 0.0) * 2.0**power for name, power in moved.items()}, narrow)
     found = {name: each.times_power(moved[name]) if name in moved else each for name, each in stats.items()}
     return Rescaled(scaled.model, found, tuple(moved))
+
+
+def _raise_epsilons(model: ir.Model, largest: Mapping[str, float], narrow: NarrowType) -> None:
+    """Give an epsilon that a scale made 0 in the type its least number, where what rounding takes from the largest value
+    that is read, squared, is more than that."""
+    least = float(ml_dtypes.finfo(narrow.dtype.numpy()).smallest_subnormal)
+    for node in model.graph:
+        if node.op_type not in _SQUARED or node.inputs[0] is None:
+            continue
+        epsilon, top = edit.float_attribute(node, "epsilon", 1e-5), largest.get(str(node.inputs[0].name), 0.0)
+        if 0 < epsilon < least <= (narrow.precision * top) ** 2:
+            node.attributes["epsilon"] = ir.AttrFloat32("epsilon", least)
 
 
 def _power(largest: float, narrow: NarrowType) -> int:
