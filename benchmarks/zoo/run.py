@@ -133,13 +133,24 @@ def outputs_of(path: Path, feeds: Mapping[str, Any], fast: bool) -> list[Any]:
     return session.run(None, given)
 
 
+def rows_of(array: Any, axes: Mapping[str, str]) -> Any:
+    """The first rows of an input's batch; all of one that has none.
+
+    Args:
+        array: What the network was exported with, NumPy.
+        axes: Names of its dynamic axes, by number.
+    """
+    batch = next((int(axis) for axis, label in axes.items() if label == "batch"), None)
+    return array if batch is None else array[(slice(None),) * batch + (slice(CHECKED),)]
+
+
 def compare(original: Path, made: Path, fixed: bool) -> dict[str, Any]:
     """The outputs of two files on the export's own inputs, which no search saw."""
     import numpy as np
 
+    axes = {} if fixed else json.loads((original.parent / "exports.json").read_text())[original.stem]["axes"]
     with np.load(original.with_suffix(".npz")) as stored:
-        rows = None if fixed else CHECKED
-        feeds = {name: stored[name] if stored[name].shape[0] == 1 else stored[name][:rows] for name in stored.files}
+        feeds = {name: rows_of(stored[name], axes.get(name, {})) for name in stored.files}
     expected = outputs_of(original, feeds, fast=True)
     found, loads = None, "yes"
     try:

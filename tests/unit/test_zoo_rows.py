@@ -1,0 +1,27 @@
+"""Which rows of its inputs a network of the zoo is compared on."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "expected"),
+    [
+        ((4, 5), {"0": "batch"}, (2, 5)),
+        ((4, 5), {"0": "past", "1": "batch"}, (4, 2)),
+        ((4, 5), {"0": "indices"}, (4, 5)),
+        ((1, 5), {"0": "batch"}, (1, 5)),
+    ],
+)
+def test_only_the_batch_is_cut(shape: tuple[int, int], axes: dict[str, str], expected: tuple[int, int]) -> None:
+    path = Path(__file__).parents[2] / "benchmarks" / "zoo" / "run.py"
+    spec = importlib.util.spec_from_file_location("zoo_run", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.rows_of(np.zeros(shape), axes).shape == expected
