@@ -234,7 +234,31 @@ def test_the_whole_network_decides() -> None:
     assert not found.choice
     assert found.after == found.before
     assert all(not verdict.kept for verdict in found.verdicts)
-    assert all("the whole network gains less than 0.2%" in verdict.reason for verdict in found.verdicts)
+    assert all("the whole network gains less than 2.0%" in verdict.reason for verdict in found.verdicts)
+
+
+class FirstIsFreeJudge(RuleJudge):
+    """The first product gains 0.3 us and adds nothing; the third gains 0.45 us and adds a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda node: {"a": 9.7, "c": 7.55}.get(str(node.name), 9.9))
+
+    def price(self, model: ir.Model, *, inner: bool) -> Priced:
+        priced = super().price(model, inner=inner)
+        first = next((node for node in model.graph if node.name == "a"), None)
+        if first is None or quantizer_of(first) is None:
+            return priced
+        total = priced.total
+        return Priced(Cost(total.kernels - 1, 0, total.bytes - 100, total.predicted_us - 2.0), priced.kernels)
+
+
+def test_where_a_little_is_gained_only_what_adds_nothing_stays() -> None:
+    """Both together gain 0.75 of 40 us, less than 2 %, and a kernel is added; the first alone adds none."""
+    found = guard_of(chain(), FirstIsFreeJudge()).choose()
+    assert kept(found) == {"a"}
+    assert found.before is not None and found.after is not None
+    assert (found.before.predicted_us, found.after.predicted_us) == (40.0, pytest.approx(39.7))
+    assert ["less than 2.0%" in verdict.reason for verdict in found.verdicts] == [False, False, True, False]
 
 
 def test_a_network_without_regions_is_one_without_verdicts() -> None:

@@ -22,7 +22,18 @@ from trtopt.events import Event, OnEvent
 from trtopt.graph import edit
 from trtopt.graph.shapes import at_shapes, infer_in_place
 from trtopt.judge.form import best_shapes, only_at_optimum, profile_of
-from trtopt.judge.protocol import LEAST_GAIN, Judge, Priced, PriceFile, Prices, Question, changes, no_gain
+from trtopt.judge.protocol import (
+    LEAST_GAIN,
+    Judge,
+    Priced,
+    PriceFile,
+    Prices,
+    Question,
+    changes,
+    grows,
+    least_gain,
+    no_gain,
+)
 from trtopt.judge.subgraph import CutError, Cutter, structure_key
 from trtopt.precision.decide import plan_for
 from trtopt.precision.observe.ranges import int8_sqnr_db
@@ -153,7 +164,7 @@ class Guard:
         if before is not None and after is not None:
             choice, verdicts, after = self._trimmed(choice, verdicts, before, after)
         if before is not None and choice and self._gains_too_little(before, after):
-            choice, verdicts, after = self._nothing(verdicts, before, after)
+            choice, verdicts, after = self._leaner(choice, verdicts, before, after)
         self.on_event(Event("end", "guard"))
         return Guarded(choice, verdicts, before, after)
 
@@ -252,16 +263,24 @@ class Guard:
             return ""
         return ""
 
-    def _nothing(
-        self, verdicts: Sequence[RegionVerdict], before: Cost, after: Cost | None
+    def _leaner(
+        self, choice: Choice, verdicts: Sequence[RegionVerdict], before: Cost, after: Cost | None
     ) -> tuple[Choice, tuple[RegionVerdict, ...], Cost]:
+        """The choice without the regions that add kernels or bytes; nothing where that gains too little, too."""
         reason = "the whole network cannot be judged with it"
         if after is not None:
             added_us = self.memory_us(after.bytes - before.bytes)
-            least = f"the whole network gains less than {LEAST_GAIN / 10:.1%}"
+            least = f"the whole network gains less than {least_gain(before, after):.1%}"
             least += f", with {added_us:.1f} us for half of the bytes that it adds" if added_us else ""
             reason = f"{least}: {before.predicted_us:.1f} -> {after.predicted_us:.1f} us"
-        return {}, tuple(replace(v, kept={}, reason=reason) if v.kept else v for v in verdicts), before
+        out = _nodes(
+            [v for v in verdicts if v.kept and (v.before is None or v.after is None or grows(v.before, v.after))]
+        )
+        fewer = _less(choice, out) if after is not None and out else {}
+        cost = self.whole(fewer) if fewer else None
+        if cost is None or self._gains_too_little(before, cost):
+            fewer, cost, out = {}, before, set(choice)
+        return fewer, tuple(_without(verdict, dict.fromkeys(out, reason)) for verdict in verdicts), cost
 
     def _settled(self, start: Choice) -> tuple[Choice, tuple[RegionVerdict, ...]]:
         """Rounds over the regions until none changes."""
@@ -384,7 +403,8 @@ class Guard:
     def _gains_too_little(self, before: Cost, after: Cost | None) -> bool:
         """Whether 8-bit is not worth it on the whole network."""
         added_us = 0.0 if after is None else self.memory_us(after.bytes - before.bytes)
-        return _time(after) + added_us > before.predicted_us * (1 - LEAST_GAIN / 10)
+        least = LEAST_GAIN if after is None else least_gain(before, after)
+        return _time(after) + added_us > before.predicted_us * (1 - least)
 
     def memory_us(self, added: int) -> float:
         """The microseconds that memory takes for its share of bytes that are added; 0 where there are fewer."""

@@ -19,7 +19,7 @@ from trtopt.graph import invariants
 from trtopt.graph.edit import shared_names
 from trtopt.graph.shapes import at_shapes, infer_in_place
 from trtopt.judge.form import best_shapes, judged_form, only_at_optimum, profile_of
-from trtopt.judge.protocol import LEAST_GAIN, Judge, Priced, Prices, no_gain
+from trtopt.judge.protocol import Judge, Priced, Prices, least_gain, no_gain
 from trtopt.judge.subgraph import CutError, Cutter, structure_key
 from trtopt.report.schema.steps import Cost, Refusal, RegionRecord
 from trtopt.rewrite.equal import difference
@@ -155,15 +155,9 @@ class PlaceJudge:
             return Verdict(match.choice, False, f"the result cannot be judged: {error.what}", before)
         place_us = (place if place.kernels else before).predicted_us
         verdict = Verdict(match.choice, True, "", before, after, place_us)
-        if verdict.gain >= (LEAST_GAIN / 10 if _is_less_work(before, after) else LEAST_GAIN):
+        if verdict.gain >= least_gain(before, after):
             return verdict
         return Verdict(match.choice, False, no_gain(before, after), before, after)
-
-
-def _is_less_work(before: Cost, after: Cost) -> bool:
-    """Whether nothing grows: the least gain is for what the model of times may err in where one thing is traded for
-    another."""
-    return after.kernels <= before.kernels and after.syncs <= before.syncs and after.bytes <= before.bytes
 
 
 _MAX_SWEEPS = 20

@@ -104,8 +104,8 @@ def rescaled(
 
 
 def _raise_epsilons(model: ir.Model, largest: Mapping[str, float], narrow: NarrowType) -> None:
-    """Give an epsilon that a scale made 0 in the type its least number, where what rounding takes from the largest value
-    that is read, squared, is more than that."""
+    """Give an epsilon that a scale made 0 the least number of the type, where what rounding takes from the largest
+    value read, squared, is more than that."""
     least = float(ml_dtypes.finfo(narrow.dtype.numpy()).smallest_subnormal)
     for node in model.graph:
         if node.op_type not in _SQUARED or node.inputs[0] is None:
