@@ -21,17 +21,30 @@ SCORES = np.eye(10, dtype=np.float32)[np.arange(ROWS) % 10] + np.arange(ROWS, dt
 """The largest score of each row is 1 above all others; no two rows are equal."""
 
 
-def network(added: float) -> ir.Model:
-    """Scores as they come, the first larger by ``added``."""
+def network(added: float, scores: bool = True) -> ir.Model:
+    """Scores as they come, of a product, the first larger by ``added``; else hidden states."""
     row = ", ".join(str(value) for value in [added] + [0.0] * 9)
-    text = f"g (float[N,10] x) => (float[N,10] y) <float[10] b = {{{row}}}> {{ y = Add(x, b) }}"
+    one = ", ".join(str(float(value)) for value in np.eye(10).reshape(-1))
+    constants = f"float[10] b = {{{row}}}, float[10,10] e = {{{one}}}"
+    body = "s = MatMul(x, e) y = Add(s, b)" if scores else "y = Add(x, b)"
+    text = f"g (float[N,10] x) => (float[N,10] y) <{constants}> {{ {body} }}"
     return ir.from_onnx_text('<ir_version: 9, opset_import: ["" : 19]>\n' + text)
 
 
-def gauge(budget: AccuracyBudget) -> Gauge:
+def gauge(budget: AccuracyBudget, scores: bool = True) -> Gauge:
     samples = open_samples({"x": SCORES}, [InputSpec("x", np.dtype(np.float32), ("N", 10))])
-    job = Verification(network(0.0), network(0.0), samples, "eval", None, tensors=False, floor=budget.floor)
-    return Gauge(job, budget)
+    reference = network(0.0, scores)
+    return Gauge(Verification(reference, reference, samples, "eval", None, tensors=False, floor=budget.floor), budget)
+
+
+def test_of_hidden_states_the_cosine_is_held_and_no_answers() -> None:
+    """The first element becomes the largest of nine rows in ten; the cosine is 0.78."""
+    found = {}
+    for scores in (True, False):
+        judge = gauge(AccuracyBudget(0.3), scores)
+        found[scores] = judge.evaluate(network(1.2, scores)).drop
+        assert (judge.budget().aim is not None) == scores
+    assert found[True] > 0.3 > found[False] > 0
 
 
 @pytest.fixture
@@ -68,7 +81,8 @@ def test_what_is_in_doubt_runs_on_all_samples_and_is_known_then(runs: list[int])
 @pytest.mark.parametrize(("added", "holds"), [(0.02, True), (0.1, False), (2.0, False)])
 def test_it_holds_clearly_where_ten_times_the_noise_would_hold(added: float, holds: bool) -> None:
     """The signal to noise is 40 dB, 27 dB and 1 dB."""
-    assert gauge(AccuracyBudget(floor=Floor(0.98, 20.0))).holds_clearly(network(added)) == holds
+    judge = gauge(AccuracyBudget(floor=Floor(0.98, 20.0)), scores=False)
+    assert judge.holds_clearly(network(added, scores=False)) == holds
 
 
 @pytest.mark.parametrize(("wrong", "holds"), [(slice(1, None, 4), False), (slice(1, 2), False), (slice(0, 0), True)])

@@ -24,7 +24,10 @@ from trtopt.support.clock import Clock
 from trtopt.support.ort_session import Feeds, OrtSession
 
 HEAD = '<ir_version: 9, opset_import: ["" : 19]>\n'
-PLAIN = HEAD + "g (float[N,3] x) => (float[N,3] y) { y = Identity(x) }"
+PLAIN = HEAD + (
+    "g (float[N,3] x) => (float[N,3] y) <float[3,3] e = {1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0}> "
+    "{ y = MatMul(x, e) }"
+)
 NEGATED = HEAD + "g (float[N,3] x) => (float[N,3] y) { y = Neg(x) }"
 SCORES = np.array([[0.1, 0.9, 0.0], [0.0, 0.3, 0.4], [0.8, 0.0, 0.1], [0.1, 0.2, 0.7]], np.float32)
 LABELS = np.array([1, 2, 0, 2])

@@ -70,6 +70,7 @@ def test_numbers_that_are_not_finite_are_null() -> None:
         "tolerance": None,
         "held_against": None,
         "ties": 0,
+        "has_scores": True,
     }
     assert outputs["logits"]["sqnr_db"] == ACCURACY.outputs["logits"].sqnr_db
 

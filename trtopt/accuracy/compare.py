@@ -72,6 +72,7 @@ class Accumulator:
     ties: int = 0
     least: float = 0.0
     count: int = 0
+    has_scores: bool = True
 
     @property
     def size(self) -> float:
@@ -129,7 +130,9 @@ class Accumulator:
     def result(self) -> OutputAccuracy:
         """The measures over everything added so far."""
         held_against = self.least if self.size > self.signal else None
-        return replace(self._measures(), tolerance=self.tolerance, held_against=held_against)
+        return replace(
+            self._measures(), tolerance=self.tolerance, held_against=held_against, has_scores=self.has_scores
+        )
 
     def _measures(self) -> OutputAccuracy:
         if self.differs:
@@ -145,7 +148,10 @@ class Accumulator:
 
 
 def sums_of(
-    tolerances: Tolerances | None, states: Collection[str] = (), outputs: Iterable[ir.Value] = ()
+    tolerances: Tolerances | None,
+    states: Collection[str] = (),
+    outputs: Iterable[ir.Value] = (),
+    values: Collection[str] = (),
 ) -> Callable[[str], Accumulator]:
     """What adds up each output of a network for :func:`compare`.
 
@@ -154,12 +160,14 @@ def sums_of(
         states: Outputs that are states. They hold no answers, and where there are some, answers are those of steps:
             ties do not count.
         outputs: Of the reference's graph, for :func:`~trtopt.accuracy.scores.least_size`.
+        values: Outputs that hold no scores (:func:`~trtopt.accuracy.scores.held_by`).
     """
     least = {str(output.name): least_size(output) for output in outputs}
 
     def made(name: str) -> Accumulator:
         has_top1 = False if name in states else None
-        sums = Accumulator(close=CLOSE if states else 0.0, has_top1=has_top1, least=least.get(name, 0.0))
+        close, has_scores = CLOSE if states else 0.0, name not in values
+        sums = Accumulator(close=close, has_top1=has_top1, least=least.get(name, 0.0), has_scores=has_scores)
         if tolerances is not None:
             sums.tolerance = ToleranceRecord(*tolerances.of(name), beyond=0, values=0)
         return sums

@@ -237,7 +237,7 @@ def gate(record: AccuracyRecord, budget: AccuracyBudget) -> tuple[str, ...]:
     Always: no output is NaN or infinite where the reference is finite. ``--min-sqnr-db X``: each output's SQNR is at
     least X. ``--atol`` and ``--rtol``: no value is beyond both. The floor of the record: each output keeps its bound of
     it. ``--max-accuracy-drop X``: with a metric, baseline - optimized <= X; without one, X bounds 1 - top-1 agreement
-    of each output that has one, else 1 - cosine.
+    of each output that holds scores, else 1 - cosine.
     A saved model passes the metric's gate as ONNX Runtime runs it, too.
     An engine that ran passes the same gates: its own metric, or its outputs where the metric could not be measured on
     it. Outputs that the host computes pass the first gate and the metric's; for the others the tensors it computes them
@@ -302,7 +302,7 @@ def _floor_failures(where: str, name: str, accuracy: OutputAccuracy, floor: Floo
 
 
 def drop_of(accuracy: OutputAccuracy) -> tuple[str, float]:
-    """What bounds the drop of an output without a metric, and its value: 1 - agreement, or 1 - cosine."""
-    if accuracy.top1_agreement is not None:
+    """What bounds the drop of an output without a metric, and its value: 1 - agreement of scores, else 1 - cosine."""
+    if accuracy.top1_agreement is not None and accuracy.has_scores:
         return "top-1 agreement", 1.0 - accuracy.top1_agreement
     return "cosine", 1.0 - accuracy.cosine

@@ -49,8 +49,8 @@ Choice = Mapping[str, QuantizedOp]
 
 _ROUNDS = 4
 _UNCACHED = 0.5
-"""Share of the bytes a region adds that its gain has to pay from memory: what lies between two kernels is priced as
-the cache holds it, and whether it does depends on what else runs."""
+"""Share of the bytes a region adds that its gain has to pay from memory, all of them on the whole network: what lies
+between two kernels is priced as the cache holds it, and whether it does depends on what else runs."""
 _RESIDUAL_GAIN = 0.25
 """Share of the least gain that a residual in 8 bits has to win."""
 _RESIDUAL_SQNR_DB = 30.0
@@ -271,7 +271,7 @@ class Guard:
         if after is not None:
             added_us = self.memory_us(after.bytes - before.bytes)
             least = f"the whole network gains less than {least_gain(before, after):.1%}"
-            least += f", with {added_us:.1f} us for half of the bytes that it adds" if added_us else ""
+            least += f", with {added_us:.1f} us for the bytes that it adds" if added_us else ""
             reason = f"{least}: {before.predicted_us:.1f} -> {after.predicted_us:.1f} us"
         out = _nodes(
             [v for v in verdicts if v.kept and (v.before is None or v.after is None or grows(v.before, v.after))]
@@ -394,7 +394,7 @@ class Guard:
         found = RegionVerdict(region, form, "", before, after, region_us=region_us)
         if found.saved_us <= 0 or found.saved_us < _least(found):
             return replace(found, kept={}, reason=no_gain(before, after))
-        added_us = self.memory_us(after.bytes - before.bytes)
+        added_us = _UNCACHED * self.memory_us(after.bytes - before.bytes)
         if found.saved_us - added_us < _least(found):
             text = f"it pays in the cache only: half of the bytes it adds take {added_us:.1f} us from memory"
             return replace(found, kept={}, reason=f"{text}; {changes(before, after)}")
@@ -407,8 +407,8 @@ class Guard:
         return _time(after) + added_us > before.predicted_us * (1 - least)
 
     def memory_us(self, added: int) -> float:
-        """The microseconds that memory takes for its share of bytes that are added; 0 where there are fewer."""
-        return _UNCACHED * max(added, 0) / (self.memory_gbs * 1e3)
+        """The microseconds that memory takes for bytes that are added; 0 where there are fewer."""
+        return max(added, 0) / (self.memory_gbs * 1e3)
 
     def _subgraph(self, region: Region) -> Subgraph | str:
         if region.name not in self._subgraphs:

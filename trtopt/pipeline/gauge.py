@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from trtopt.accuracy.compare import ConvertingRunner, as_whole, is_class_like
 from trtopt.accuracy.metric import drop_of
+from trtopt.accuracy.scores import held_by
 from trtopt.config import AccuracyBudget, BuildConfig
 from trtopt.errors import InvalidModelError, TrtoptError
 from trtopt.events import ignore
@@ -121,7 +122,7 @@ class Gauge:
         )
         if not budget.holds(least):
             return True
-        scores = [item for item in outputs.values() if item.top1_agreement is not None]
+        scores = [item for item in outputs.values() if item.top1_agreement is not None and item.has_scores]
         near = smallest_sqnr_db(FP16) + CLEAR_DB
         if any(item.top1_agreement != 1.0 or not item.sqnr_db >= near for item in scores):
             return False
@@ -174,7 +175,9 @@ class Gauge:
             return self._job.metric.name != "psnr"
         first = next(iter(self._job.samples))
         with self._job.fp32 as reference:
-            return any(is_class_like(array) for array in reference.run(first))
+            held = held_by(self._job.reference, reference.output_names)
+            outputs = zip(held.values(), reference.run(first), strict=True)
+            return any(holds != "values" and is_class_like(array) for holds, array in outputs)
 
     def _answers(self) -> int:
         """How many answers the metric counts: the entries of the samples it runs."""

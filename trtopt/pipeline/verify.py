@@ -220,6 +220,8 @@ def verify(job: Verification, clock: Clock) -> AccuracyRecord:
 def _compared(
     job: Verification, runners: tuple[Runner, Runner], samples: _Counted, task: str, clock: Clock
 ) -> dict[str, OutputAccuracy]:
+    outputs = job.reference.graph.outputs
+    held = held_by(job.reference, (str(output.name) for output in outputs))
     return compare(
         *runners,
         samples,
@@ -229,7 +231,8 @@ def _compared(
         sums=sums_of(
             job.tolerances,
             {str(state.output.name) for state in find_states(job.reference)},
-            job.reference.graph.outputs,
+            outputs,
+            {name for name, holds in held.items() if holds == "values"},
         ),
     )
 

@@ -143,6 +143,8 @@ class OutputAccuracy:
             their range.
         held_against: The root mean square that the error is held against in ``sqnr_db``, where the output's own is
             smaller: 0.01 of probabilities that a Sigmoid gives; None elsewhere.
+        has_scores: Whether the largest element is an answer, as far as the graph tells; the drop of others, as hidden
+            states, is 1 - cosine.
     """
 
     sqnr_db: float
@@ -154,6 +156,7 @@ class OutputAccuracy:
     tolerance: ToleranceRecord | None = None
     ties: int = 0
     held_against: float | None = None
+    has_scores: bool = True
 
 
 @dataclass(frozen=True)
