@@ -81,10 +81,22 @@ def _db(row: Mapping[str, Any] | None) -> str:
     return text if row.get("ort") == "yes" else f"{text} (ONNX Runtime: {_short(row.get('ort', 'no'))})"
 
 
+def _short_engine(modes: Rows, mode: str, gpu: str) -> str:
+    """The second judge's time, of plain, and dB; what has too little of these in brackets, as it counts as FP16."""
+    row = modes.get(mode)
+    if row is None or "us" not in row:
+        return _engine(row, gpu)
+    plain = modes.get("plain", {})
+    share = f" / {row['us'][gpu] / plain['us'][gpu]:.2f}" if "us" in plain else ""
+    text = f"{row['us'][gpu]:.0f}{share} / {_db(row)}"
+    return text if row.get("difference") == 0 or (row.get("db") or 0.0) >= EIGHT_BIT_DB else f"({text})"
+
+
 def table(networks: Mapping[str, Rows], gpu: str) -> list[str]:
     """One row a network: kernels+syncs / MB of activations / us of the second judge."""
     head = "network | plain | FP16 | of plain | predicted, us | FP16, dB | INT8 | of plain | INT8, dB | recipes alone"
-    lines = [f"| {head} | FP16, INT8: s (CPU s) |", "|---" * 11 + "|"]
+    more = "FP8: us / of plain / dB | `--auto`: us / of plain / dB | FP16, INT8, `--auto`: s (CPU s)"
+    lines = [f"| {head} | {more} |", "|---" * 13 + "|"]
     for name, modes in networks.items():
         ratios = [ratio(modes, mode, gpu) for mode in ("fp16", "int8")]
         shown = ["-" if each is None else f"{each:.2f}" for each in ratios]
@@ -99,7 +111,7 @@ def table(networks: Mapping[str, Rows], gpu: str) -> list[str]:
         )
         took = ", ".join(
             f"{modes[m]['seconds']:.0f} ({modes[m]['cpu_s']:.0f})" if "us" in modes.get(m, {}) else "-"
-            for m in ("fp16", "int8")
+            for m in ("fp16", "int8", "auto")
         )
         cells = [name, _engine(modes.get("plain"), gpu), _engine(modes.get("fp16"), gpu), shown[0], times]
         cells += [
@@ -108,6 +120,7 @@ def table(networks: Mapping[str, Rows], gpu: str) -> list[str]:
             shown[1],
             _db(modes.get("int8")),
             alone,
+            *(_short_engine(modes, mode, gpu) for mode in ("fp8", "auto")),
             took,
         ]
         lines.append("| " + " | ".join(cells) + " |")
