@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from trtopt.accuracy.metric import gate
 from trtopt.accuracy.reference import KeptOutputs, Reference
+from trtopt.accuracy.scores import ranked_in
 from trtopt.config import BuildConfig
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import TENSORRT_RTX
@@ -324,7 +325,9 @@ class _Run:
         bound = bound_of(precision, budget.sqnr_db) if precision is not None and is_rounded and not is_open else None
         loaded, host = inputs.loaded.model, self._parts.host
         names = [str(value.name) for value in loaded.graph.outputs] if host is None else host.watched
-        kept = None
+        is_plain = host is None and inputs.axes is None and inputs.recorded is None
+        ranked = ranked_in(loaded, own.rewritten.artifact.model) if is_plain and budget.floor is not None else ()
+        names, kept = [*names, *ranked], None
         if inputs.source != "synthetic":
             kept = KeptOutputs(loaded, names, self._config.cache_dir, self._clock.listen)
         return Verification(
@@ -340,7 +343,8 @@ class _Run:
             bound_db=bound,
             tolerances=self._config.tolerances,
             recorded=inputs.recorded,
-            fp32=Reference(loaded, None if host is None else host.watched, kept),
+            fp32=Reference(loaded, None if host is None and not ranked else names, kept),
+            ranked=ranked,
             saves=not self._settings.make_engine or self._config.save_onnx is not None,
         )
 
