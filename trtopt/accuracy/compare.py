@@ -151,6 +151,7 @@ def sums_of(
     tolerances: Tolerances | None,
     states: Collection[str] = (),
     outputs: Iterable[ir.Value] = (),
+    ranked: Collection[str] = (),
     values: Collection[str] = (),
 ) -> Callable[[str], Accumulator]:
     """What adds up each output of a network for :func:`compare`.
@@ -160,12 +161,13 @@ def sums_of(
         states: Outputs that are states. They hold no answers, and where there are some, answers are those of steps:
             ties do not count.
         outputs: Of the reference's graph, for :func:`~trtopt.accuracy.scores.least_size`.
+        ranked: Names of what a selection ranks or takes: numbers, and no answers yet.
         values: Outputs that hold no scores (:func:`~trtopt.accuracy.scores.held_by`).
     """
     least = {str(output.name): least_size(output) for output in outputs}
 
     def made(name: str) -> Accumulator:
-        has_top1 = False if name in states else None
+        has_top1 = False if name in states or name in ranked else None
         close, has_scores = CLOSE if states else 0.0, name not in values
         sums = Accumulator(close=close, has_top1=has_top1, least=least.get(name, 0.0), has_scores=has_scores)
         if tolerances is not None:
