@@ -138,6 +138,15 @@ def test_a_command_and_a_path_are_whole_however_narrow_the_terminal_is() -> None
     assert [part.strip() for part in text.splitlines()[-3:]] == ["trtopt profile \\", path, path]
 
 
+def test_words_are_read_in_a_terminal_too_narrow_for_the_numbers_beside_them() -> None:
+    columns = (Column(""), Column("gate", "text"), *blocks.numbers("before", "limit"))
+    rows = (("passed", "top-1 agreement", "1.0000", "at least 0.9900 (default)"), ("failed", "kernels", "", ""))
+    text = shown(view_of(Table(columns, rows)), 40)
+    flat = " ".join(text.split())
+    assert "passed top-1 agreement: before 1.0000, limit at least 0.9900 (default) failed kernels" in flat
+    assert "gate" in shown(view_of(Table(columns, rows)), 80)  # the headings of a table
+
+
 def test_limits_of_names_count_columns_of_words_as_wrapped() -> None:
     words = "fp16 fp32 -> int8 fp32 fp16 and more"
     columns = (Column("layer", "name"), Column("type"), Column("kernels", on="wide"))

@@ -126,6 +126,7 @@ class Sensitivity(Shown):
         growth: In graph order.
         refused: Products that are in no region, with the reason.
         calibration: Where the ranges come from.
+        calib: The samples by their name, as ``--calib`` had it; empty where they have none.
         cached: The errors were found in the cache.
         seconds: Wall time by stage.
         warnings: What was warned of.
@@ -144,6 +145,7 @@ class Sensitivity(Shown):
     growth: tuple[GrowthStep, ...]
     refused: tuple[Refusal, ...] = ()
     calibration: CalibrationRecord | None = None
+    calib: str = ""
     cached: bool = False
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     warnings: tuple[str, ...] = ()
