@@ -107,6 +107,11 @@ def test_times_have_the_real_sign_of_micro_in_a_page() -> None:
     assert "3.25 µs" in body(view_of(line("3.25 us"))) and "bus" in body(view_of(line("bus")))
 
 
+def test_an_arrow_is_one_character_in_a_page() -> None:
+    view = view_of(blocks.pairs([("kernels", "35 -> 27")]))
+    assert "35 → 27" in body(view) and "35 -> 27" in shown(view)
+
+
 def test_builds_and_checks_are_pages_and_markdown_too() -> None:
     page, text = body(build.view(full_report())), as_markdown(build.view(full_report(), verbose=True))
     for words in ("Precision achieved", "Least accurate tensors", "nothing to do: dead-node"):
