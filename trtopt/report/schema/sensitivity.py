@@ -50,8 +50,6 @@ class RegionError:
         nodes: Their names, in graph order.
         outputs: The error of each output, by name.
         samples: Samples it was measured on.
-        reverted: The region was in 8 bits before, and what is measured is taking it back; ``change`` is negative where
-            that helps.
         flop_share: Share of the network's arithmetic; None where that was not asked.
     """
 
@@ -59,7 +57,6 @@ class RegionError:
     nodes: tuple[str, ...]
     outputs: Mapping[str, OutputError]
     samples: int
-    reverted: bool = False
     flop_share: float | None = None
 
     @property
