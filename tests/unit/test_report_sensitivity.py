@@ -32,7 +32,7 @@ def error(ratio: float, **changes: Any) -> OutputError:
 
 
 def region(name: str, ratio: float, nodes: tuple[str, ...] = ()) -> RegionError:
-    return RegionError(name, nodes or (f"net/{name}/conv",), {"y": error(ratio), "z": error(ratio / 2)}, 5, False, 0.1)
+    return RegionError(name, nodes or (f"net/{name}/conv",), {"y": error(ratio), "z": error(ratio / 2)}, 5, 0.1)
 
 
 def report(*regions: RegionError, **changes: Any) -> Sensitivity:
