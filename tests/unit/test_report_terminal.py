@@ -60,6 +60,12 @@ def test_the_verdict_is_five_lines() -> None:
     ]
 
 
+def test_a_build_in_16_bits_is_held_against_plain_16_bits() -> None:
+    report = dataclasses.replace(_ready(), plain_forms=(PlainCost(20, 0, 20, 198.7, "fp16"),))
+    half = dataclasses.replace(report, precision=dataclasses.replace(report.precision, requested="fp16"))
+    assert _text(half, verbose=False).splitlines()[0].endswith(", 1.11x plain FP16")
+
+
 def _ready() -> BuildReport:
     engine = dataclasses.replace(ENGINE, profiles=({"x": {"min": [8, 64], "opt": [8, 64], "max": [8, 64]}},))
     calibration = CalibrationRecord("user", "auto", 360, 1.0, 1_000_000)
