@@ -69,7 +69,6 @@ def build_line(report: BuildReport, changes: Mapping[str, Any]) -> str:
     names = [
         name
         for name in options(BuildConfig)
-        if name not in left_out
-        and values.get(name) not in (None, (), [], False, getattr(default, name))
+        if name not in left_out and values.get(name) not in (None, (), [], False, getattr(default, name))
     ]
     return shell("trtopt", command, model_name(report), *command_words(values, names))
