@@ -118,6 +118,14 @@ def test_options_of_a_file_that_are_none_are_left_out_of_the_lines() -> None:
     assert build_line(report, {}) == "trtopt build model.onnx --metric top1"
 
 
+def test_options_that_nothing_uses_are_left_out_of_the_lines() -> None:
+    report = dataclasses.replace(_ready(), config={"steps": 5, "calib": "s.npz", "calib_method": "max"})
+    assert build_line(report, {}) == "trtopt build model.onnx --calib s.npz"
+    acting = {"precision": "int8", "calib": "decode:prompts.npz"}
+    line = "trtopt build model.onnx --int8 --calib decode:prompts.npz --calib-method max --steps 5"
+    assert build_line(report, acting) == line
+
+
 def test_the_lines_name_the_code_that_made_the_model_and_are_silent_of_its_inputs_where_it_is_in_memory() -> None:
     config = {**_ready().config, "inputs": ["x:float32:1x3"], "dynamic": ["x:0=batch:1..4"]}
     model = {**_ready().model, "path": None}
