@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from trtopt.engine.layers import buffer_sizes, layers_of_profile, moved_bytes, tensor_bytes
+from trtopt.engine.layers import buffer_sizes, in_place, layers_of_profile, moved_bytes, tensor_bytes
 from trtopt.engine.work import claims_of, trip_counts
 from trtopt.report.schema.layers import LayerInfo
 
@@ -53,7 +53,8 @@ class Kernel:
     Attributes:
         nodes: The ONNX nodes it computes, in part too.
         trips: How often it runs: the trip count of its loop.
-        bytes: Activations and constants, once, of one trip.
+        moved: Bytes of activations, once, of one trip; of a cache that is filled up in place, its new entries.
+        bytes: Those and constants.
         flop: Of products, of all trips.
         dtype: The type its products have.
     """
@@ -62,6 +63,7 @@ class Kernel:
     type: str
     nodes: tuple[str, ...]
     trips: int
+    moved: int
     bytes: int
     flop: int
     dtype: str
@@ -83,7 +85,7 @@ def kernels_of(layers: Sequence[LayerInfo], model: ir.Model, shapes: Shapes) -> 
     pairs = [(layer, trips or 1) for layer, trips in zip(mine, trip_counts(mine), strict=True) if layer.is_kernel]
     flop = {str(node.name): product_flop(node, shapes) for node in ir.traversal.RecursiveGraphIterator(model.graph)}
     claims = claims_of([layer for layer, _ in pairs], model, lambda node: flop[str(node.name)] > 0)
-    sizes, tables = buffer_sizes(mine), _tables(model, shapes)
+    sizes, tables, entries = buffer_sizes(mine), _tables(model, shapes), _entries(model, shapes)
     found = []
     for (layer, trips), owned, touched in zip(pairs, claims.owned, claims.touched, strict=True):
         read = [tables[name] for name in touched if name in tables]
@@ -92,10 +94,28 @@ def kernels_of(layers: Sequence[LayerInfo], model: ir.Model, shapes: Shapes) -> 
             elements = math.prod(item.shape)
             part = next((rows for size, rows in read if size == elements), elements)
             constants[item.name] = constants[item.name] * min(part, elements) // max(elements, 1)
-        size = moved_bytes(layer, sizes) + sum(constants.values())
+        moved = _moved(layer, sizes, sum(entries[name] for name in touched if name in entries))
         work = sum(flop[str(node.name)] for node in owned)
-        found.append(Kernel(layer.name, layer.type, tuple(touched), trips, size, work, _dtype(layer)))
+        size = moved + sum(constants.values())
+        found.append(Kernel(layer.name, layer.type, tuple(touched), trips, moved, size, work, _dtype(layer)))
     return tuple(found)
+
+
+def _moved(layer: LayerInfo, sizes: Mapping[str, int], entries: int) -> int:
+    """Bytes of activations that a kernel moves, of which ``entries`` go into a cache where it lies."""
+    placed = in_place(layer) if entries else frozenset()
+    inputs, outputs = (tuple(i for i in items if i.name not in placed) for items in (layer.inputs, layer.outputs))
+    return moved_bytes(replace(layer, inputs=inputs, outputs=outputs), sizes) + entries
+
+
+def _entries(model: ir.Model, shapes: Shapes) -> dict[str, int]:
+    """By TensorScatter: the bytes that it writes."""
+    found = {}
+    for node in model.graph:
+        new = node.inputs[1] if node.op_type == "TensorScatter" else None
+        if new is not None and new.dtype is not None:
+            found[str(node.name)] = math.prod(shapes.get(str(new.name), ())) * new.dtype.bitwidth // 8
+    return found
 
 
 def _dtype(layer: LayerInfo) -> str:
@@ -157,9 +177,7 @@ def judged(
     counts = zip(mine, trip_counts(mine), strict=True)
     launched = sum(trips or 1 for layer, trips in counts if layer.is_kernel)
     more = max(0, launched - sum(kernel.trips for kernel in kernels))
-    sizes = buffer_sizes(layers_of_profile(sized))
-    counts = zip(layers_of_profile(sized), trip_counts(layers_of_profile(sized)), strict=True)
-    moved = sum((trips or 1) * moved_bytes(layer, sizes) for layer, trips in counts if layer.is_kernel)
+    moved = sum(kernel.trips * kernel.moved for kernel in kernels)
     total = sum(kernel.trips * kernel.bytes for kernel in kernels)
     return {
         "kernels": launched,

@@ -38,7 +38,6 @@ from trtopt_recipes.normalized_qkv_bias import NormalizedQkvBias
 from trtopt_recipes.normalized_scores import NormalizedScores
 from trtopt_recipes.pad_conv import PadConv
 from trtopt_recipes.padded_vocabulary import PaddedVocabulary
-from trtopt_recipes.pool_activation import PoolActivation
 from trtopt_recipes.prelu import Prelu
 from trtopt_recipes.qkv_bias import QkvBias
 from trtopt_recipes.rank_4_linear import Rank4Linear
@@ -107,7 +106,6 @@ PACK = (
     StackedRecurrence(),
     StaticRecurrence(),
     BackwardRecurrence(),
-    PoolActivation(),
     ResizeConv(),
     AveragePoolConv(),
     GlobalAveragePool(),

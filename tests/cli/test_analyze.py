@@ -87,6 +87,14 @@ def test_shapes_are_taken_from_any_spelling(trtopt: Run, tmp_path: Path, option:
     assert found["warnings"] == []
 
 
+@pytest.mark.parametrize("option", ["--shapes", "--opt-shapes", "--optShapes"])
+def test_errors_name_the_option_as_it_was_typed(trtopt: Run, tmp_path: Path, option: str) -> None:
+    save_small(tmp_path)
+    done = trtopt("analyze", "model.onnx", f"{option}=y:3x3x8x8")
+    assert done.returncode == 2
+    assert f"where:  {option}\n" in done.stderr
+
+
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16", "int8"])
 def test_each_precision_has_two_spellings(trtopt: Run, tmp_path: Path, precision: str) -> None:
     save_small(tmp_path, batch=4)

@@ -8,8 +8,6 @@ from contract_case import Case
 
 POINT = {"w": (2, 4, 1, 1), "a": (2,)}
 TWICE = {"s": floats(1, 1, 2, 2)}
-Y4 = "float[N, 4, 4, 4] y"
-MAX = "MaxPool <kernel_shape = [2, 2], strides = [2, 2]>"
 
 
 def resize(label: str, graph: str, values: dict[str, np.ndarray] | None = None, **options: object) -> Case:
@@ -178,48 +176,4 @@ AVERAGES: tuple[Case, ...] = (
 )
 
 
-def active(label: str, graph: str, **options: object) -> Case:
-    return Case("pool-activation", label, graph, **options)  # type: ignore[arg-type]
-
-
-ACTIVE: tuple[Case, ...] = (
-    active("relu", f"g ({X}) => ({Y4}) {{ n = Neg(x) p = {MAX} (n) y = Relu(p) }}"),
-    active(
-        "clip-then-others",
-        f"g ({X}) => ({Y4}) {{ n = Neg(x) p = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> "
-        "(n) l = Constant <value = float {-0.5}> () q = Clip(p, l) y = Neg(q) }",
-    ),
-    active(
-        "leaky-and-elu",
-        f"g ({X}) => ({Y4}) {{ n = Neg(x) p = {MAX} (n) q = LeakyRelu <alpha = 0.2> (p) y = Elu(q) }}",
-        changes=2,
-        tolerance=1e-6,
-    ),
-    active(
-        "falling",
-        f"g ({X}) => ({Y4}) {{ n = Neg(x) p = {MAX} (n) y = LeakyRelu <alpha = -0.2> (p) }}",
-        changes=0,
-    ),
-    active("not-monotonic", f"g ({X}) => ({Y4}) {{ n = Neg(x) p = {MAX} (n) y = HardSwish(p) }}", changes=0),
-    active(
-        "pooled-used-elsewhere",
-        f"g ({X}) => ({Y4}, {Y4[:-1]}z) {{ n = Neg(x) p = {MAX} (n) y = Relu(p) z = Neg(p) }}",
-        changes=0,
-        refusals=1,
-    ),
-    active(
-        "indices",
-        f"g ({X}) => ({Y4}, int64[N, 4, 4, 4] i) {{ n = Neg(x) p, i = {MAX} (n) y = Relu(p) }}",
-        changes=0,
-        refusals=1,
-    ),
-    active(
-        "source-used-elsewhere",
-        f"g ({X}) => ({Y4}, {X[:-1]}z) {{ n = Neg(x) p = {MAX} (n) y = Relu(p) z = Abs(n) }}",
-        changes=0,
-        refusals=1,
-    ),
-    active("average", f"g ({X}) => ({Y4}) {{ p = AveragePool <kernel_shape = [5, 5]> (x) y = Relu(p) }}", changes=0),
-)
-
-CASES: tuple[Case, ...] = (*RESIZES, *AVERAGES, *ACTIVE)
+CASES: tuple[Case, ...] = (*RESIZES, *AVERAGES)

@@ -129,14 +129,6 @@ CASES: tuple[Case, ...] = (
         changes=0,
     ),
     Case(
-        "pool-activation",
-        "window-of-padding",
-        f"g (float[2, 4, 2, 2] x) => ({Y}) {{ c = Conv(x, w, b) p = MaxPool <{DILATED}> (c) y = Relu(p) }}",
-        POINT,
-        changes=0,
-        refusals=1,
-    ),
-    Case(
         "average-pool-conv",
         "window-of-padding",
         f"g (float[2, 4, 2, 2] x) => ({Y}) {{ c = Conv(x, w, b) y = AveragePool <{DILATED}> (c) }}",

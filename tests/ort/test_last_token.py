@@ -35,6 +35,19 @@ def test_the_scores_are_those_of_the_last_token_under_the_same_name(tmp_path: Pa
     assert Decoder(after.model, ["input_ids"]).scores == "logits"
 
 
+def test_all_outputs_of_scores_are_cut(tmp_path: Path) -> None:
+    table = "<float[8, 8] table = {" + ", ".join(map(str, range(64))) + "}>"
+    model = ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["" : 21]> g (int64[B, S] ids) => (float[B, S, 8] y, float[B, S, 8] z) '
+        f"{table} {{ y = Gather(table, ids) z = Neg(y) }}"
+    )
+    after = of_last_token(ModelArtifact(model, None, "0"))
+    with OrtSession(after.model) as session:
+        y, z = session.run({"ids": np.array([[3, 5]])})
+    assert after.steps[-1].changes == 2 and y.tolist() == [[list(range(40, 48))]]
+    assert np.array_equal(z, -y)
+
+
 @pytest.mark.parametrize(
     "graph",
     [

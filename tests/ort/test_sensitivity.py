@@ -104,21 +104,10 @@ def test_with_nodes_always_in_8_bits_a_region_is_taken_back_or_added() -> None:
     before = _noise(exactly(always)["scores"])
     for name, nodes in REGIONS.items():
         region = found.regions[name]
-        assert region.reverted == (name in ("x", "r1"))
         after = _noise(exactly(set(always) ^ set(nodes))["scores"])
         assert region.outputs["scores"].noise_to_signal == pytest.approx(after, rel=0.02)
         assert region.outputs["scores"].change == pytest.approx(after - before, rel=0.05, abs=0.02 * before)
     assert found.regions["x"].change < 0 < found.regions["f"].change
-
-
-def test_errors_are_measured_against_the_reference_given() -> None:
-    with (
-        OrtSession(QUANTIZED, keep_qdq=True) as reference,
-        SegmentedModel(BASE, QUANTIZED, NODES) as model,
-    ):
-        found = sensitivity(model, {"all": NODES}, SAMPLES, reference=reference)
-    assert found.regions["all"].outputs["scores"].sqnr_db > 60
-    assert found.regions["all"].change < 0
 
 
 def test_each_sample_is_used_equally_often_and_no_region_sees_one_twice() -> None:

@@ -75,7 +75,6 @@ NETS = {
         POINT,
         1,
     ),
-    "relu-behind-pool": Net("pool-activation", f"c = Conv(a, w, s) p = MaxPool <{TWICE}> (c) z = Relu(p)", POINT, 1),
     "pad-max-pool": Net(
         "pad-conv",
         "p = Pad(a, k) z = MaxPool <kernel_shape = [3, 3], strides = [2, 2]> (p)",

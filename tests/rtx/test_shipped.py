@@ -296,7 +296,7 @@ def test_the_text_has_both(tmp_path: Path) -> None:
     console = Console(record=True, width=120)
     console.print(view(replace(report, judged_apart="judged 1 us, ships 2 us"), verbose=True))
     text = console.export_text()
-    assert "x FP16" in text and "Against plain" in text and "kernels" in text and "judged 1 us" in text
+    assert "x plain FP16" in text and "Against plain" in text and "kernels" in text and "judged 1 us" in text
 
 
 def test_two_profiles_of_one_shape_each_are_a_range(tmp_path: Path) -> None:

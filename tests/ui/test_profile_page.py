@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -195,6 +196,13 @@ def test_the_colours_follow_the_choice_and_the_legend_says_which(page: Page, tmp
     assert list(seen) == ["time", "precision", "measured / predicted", "limited by", "reason of the deviation"]
     assert "runs nothing: 1 layer" in seen["time"]
     assert "fp16" in seen["precision"] and "tail-wave" in seen["reason of the deviation"]
+
+
+def test_names_in_the_table_break_behind_their_dots(page: Page, tmp_path: Path) -> None:
+    report = small_profile()
+    _open(page, report, tmp_path)
+    breaks = sum(len(re.findall(r"[./](?=[^./])", _title(layer))) for layer in report.layers)
+    assert breaks and page.run("document.querySelectorAll('#layers tbody wbr').length") == breaks
 
 
 def test_the_table_sorts_by_any_column_and_filters_by_words(page: Page, tmp_path: Path) -> None:

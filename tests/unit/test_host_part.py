@@ -85,6 +85,7 @@ def test_the_table_names_what_the_parser_refuses_and_what_no_build_implements(ba
         ("Gelu", "com.microsoft", TENSORRT_RTX, False, True),
         ("FusedGelu", "com.microsoft", TENSORRT_RTX, False, False),
         ("NonMaxSuppression", "", TENSORRT_RTX, True, False),
+        ("TRT_MXFP8DequantizeLinear", "trt", TENSORRT_RTX, True, False),
     ],
 )
 def test_operators_of_custom_domains_need_a_plugin(

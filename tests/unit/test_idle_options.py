@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trtopt.config import BuildConfig
-from trtopt.pipeline.idle import idle_options
+from trtopt.config.idle import idle_options
 from trtopt.support.precision import Precision
 
 

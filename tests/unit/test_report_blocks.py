@@ -107,6 +107,11 @@ def test_times_have_the_real_sign_of_micro_in_a_page() -> None:
     assert "3.25 µs" in body(view_of(line("3.25 us"))) and "bus" in body(view_of(line("bus")))
 
 
+def test_an_arrow_is_one_character_in_a_page() -> None:
+    view = view_of(blocks.pairs([("kernels", "35 -> 27")]))
+    assert "35 → 27" in body(view) and "35 -> 27" in shown(view)
+
+
 def test_builds_and_checks_are_pages_and_markdown_too() -> None:
     page, text = body(build.view(full_report())), as_markdown(build.view(full_report(), verbose=True))
     for words in ("Precision achieved", "Least accurate tensors", "nothing to do: dead-node"):
@@ -136,6 +141,15 @@ def test_a_command_and_a_path_are_whole_however_narrow_the_terminal_is() -> None
     path = "store/" + "a" * 70 + "/model.engine"
     text = shown(view_of(blocks.Command(f"trtopt profile {path}"), line(path)), 60)
     assert [part.strip() for part in text.splitlines()[-3:]] == ["trtopt profile \\", path, path]
+
+
+def test_words_are_read_in_a_terminal_too_narrow_for_the_numbers_beside_them() -> None:
+    columns = (Column(""), Column("gate", "text"), *blocks.numbers("before", "limit"))
+    rows = (("passed", "top-1 agreement", "1.0000", "at least 0.9900 (default)"), ("failed", "kernels", "", ""))
+    text = shown(view_of(Table(columns, rows)), 40)
+    flat = " ".join(text.split())
+    assert "passed top-1 agreement: before 1.0000, limit at least 0.9900 (default) failed kernels" in flat
+    assert "gate" in shown(view_of(Table(columns, rows)), 80)  # the headings of a table
 
 
 def test_limits_of_names_count_columns_of_words_as_wrapped() -> None:

@@ -32,7 +32,7 @@ def error(ratio: float, **changes: Any) -> OutputError:
 
 
 def region(name: str, ratio: float, nodes: tuple[str, ...] = ()) -> RegionError:
-    return RegionError(name, nodes or (f"net/{name}/conv",), {"y": error(ratio), "z": error(ratio / 2)}, 5, False, 0.1)
+    return RegionError(name, nodes or (f"net/{name}/conv",), {"y": error(ratio), "z": error(ratio / 2)}, 5, 0.1)
 
 
 def report(*regions: RegionError, **changes: Any) -> Sensitivity:
@@ -105,4 +105,6 @@ def test_it_ends_in_the_build_that_keeps_what_a_budget_bears() -> None:
     found = report(region("a", 0.1))
     text = shown(dataclasses.replace(found, model={"path": "nets/my net.onnx"}))
     assert "trtopt build 'nets/my net.onnx' --int8 --calib samples.npz" in text and "--max-accuracy-drop" in text
+    named = shown(dataclasses.replace(found, model={"path": "net.onnx"}, calib="pictures"))
+    assert "trtopt build net.onnx --int8 --calib pictures" in named
     assert "trtopt build" not in shown(dataclasses.replace(found, model={"path": None, "target": "nets.py:resnet"}))

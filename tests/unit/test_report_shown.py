@@ -19,6 +19,7 @@ from trtopt.errors import GateError, UsageError
 from trtopt.report.schema.analysis import EngineAnalysis
 from trtopt.report.schema.diff import DiffReport, DiffSide
 from trtopt.report.schema.shown import Shown
+from trtopt.report.text.words import LIMITERS
 
 REPORTS = {
     "build": full_report(),
@@ -76,6 +77,13 @@ def test_rows_are_a_data_frame(kind: str, column: str) -> None:
     frame = report.to_dataframe()
     rows = report.rows if kind == "sweep" else report.layers
     assert [None if found != found else found for found in frame[column]] == [getattr(item, column) for item in rows]
+
+
+def test_limiters_of_a_data_frame_are_those_of_the_terminal() -> None:
+    pytest.importorskip("pandas", reason="data frames need pandas")
+    found = full_analysis()
+    assert [LIMITERS[item.limiter] for item in found.layers] == list(found.to_dataframe()["limiter"])
+    assert "arithmetic" in LIMITERS.values()
 
 
 def test_a_build_without_an_engine_has_no_rows() -> None:

@@ -60,6 +60,12 @@ def test_the_verdict_is_five_lines() -> None:
     ]
 
 
+def test_a_build_in_16_bits_is_held_against_plain_16_bits() -> None:
+    report = dataclasses.replace(_ready(), plain_forms=(PlainCost(20, 0, 20, 198.7, "fp16"),))
+    half = dataclasses.replace(report, precision=dataclasses.replace(report.precision, requested="fp16"))
+    assert _text(half, verbose=False).splitlines()[0].endswith(", 1.11x plain FP16")
+
+
 def _ready() -> BuildReport:
     engine = dataclasses.replace(ENGINE, profiles=({"x": {"min": [8, 64], "opt": [8, 64], "max": [8, 64]}},))
     calibration = CalibrationRecord("user", "auto", 360, 1.0, 1_000_000)
@@ -110,6 +116,14 @@ def test_the_advice_is_three_lines_that_the_command_takes(tmp_path: Path) -> Non
 def test_options_of_a_file_that_are_none_are_left_out_of_the_lines() -> None:
     report = dataclasses.replace(_ready(), config={"opt_shapes": 5, "io": 7, "precision": "no", "metric": "top1"})
     assert build_line(report, {}) == "trtopt build model.onnx --metric top1"
+
+
+def test_options_that_nothing_uses_are_left_out_of_the_lines() -> None:
+    report = dataclasses.replace(_ready(), config={"steps": 5, "calib": "s.npz", "calib_method": "max"})
+    assert build_line(report, {}) == "trtopt build model.onnx --calib s.npz"
+    acting = {"precision": "int8", "calib": "decode:prompts.npz"}
+    line = "trtopt build model.onnx --int8 --calib decode:prompts.npz --calib-method max --steps 5"
+    assert build_line(report, acting) == line
 
 
 def test_the_lines_name_the_code_that_made_the_model_and_are_silent_of_its_inputs_where_it_is_in_memory() -> None:

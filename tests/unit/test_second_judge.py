@@ -68,3 +68,18 @@ def test_kernels_that_only_the_engine_has_cost_their_launch() -> None:
     two = judge().judged((*layers(), more), layers(), a_model(), SHAPES)
     assert (one["kernels"], one["syncs"], two["kernels"]) == (2, 1, 3)
     assert two["us"]["L4"] == pytest.approx(one["us"]["L4"] + 2)
+
+
+def test_a_cache_that_is_filled_up_in_place_counts_its_new_entries() -> None:
+    model = ir.from_onnx_text(
+        '<ir_version: 12, opset_import: ["" : 24]> g (float16[1,2,4096,8] cache, float16[1,2,1,8] new, int64[1] at)'
+        " => (float16[1,2,4096,8] grown) { grown = TensorScatter <axis = -2> (cache, new, at) }"
+    )
+    model.graph[0].name = "scatter"
+    new, at = TensorInfo("new", (1, 2, 1, 8), "Half"), TensorInfo("at", (1,), "Int64")
+    cache = TensorInfo("cache", (1, 2, 4096, 8), "Half")
+    layers = (LayerInfo("scatter", "kgen", ("scatter",), (cache, new, at), (cache,), kind="pointwise"),)
+    shapes = {item.name: item.shape for item in (cache, new, at)} | {"grown": cache.shape}
+    (kernel,) = judge().kernels_of(layers, model, shapes)
+    assert kernel.moved == kernel.bytes == 2 * (2 * 8 * 2) + 8
+    assert judge().judged(layers, layers, model, shapes)["us"]["L4"] == pytest.approx(2, abs=0.05)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
@@ -183,6 +185,18 @@ def test_a_table_that_scores_too_keeps_its_rows_and_its_product_gets_a_narrow_we
     assert {node.op_type for node in written.graph} == {"Gather", "DequantizeLinear", "MatMul"} | (
         {"Slice"} if words % 2 else set()
     )
+
+
+def test_a_constant_with_an_odd_vocabulary_is_filled_up_where_it_is_stored() -> None:
+    """A tied table whose Transpose was folded, or the scores' own weight."""
+    odd = model("g (float[4, 128] x) => (float[4, 131] y) { y = MatMul (x, w) }", w=weight(128, 131))
+    found = untied(odd)
+    (product,) = products_of(found, INT4, 128).found
+    assert product == replace(products_of(odd, INT4, 128).found[0], shape=(128, 136))
+    assert [node.op_type for node in untied(odd, ()).graph] == ["MatMul"]
+    feeds = {"x": RNG.standard_normal((4, 128)).astype(np.float32)}
+    first, second = (ReferenceEvaluator(ir.to_proto(each)).run(None, feeds)[0] for each in (odd, found))
+    assert second.shape == (4, 131) and np.allclose(first, second, atol=1e-4)
 
 
 def test_a_table_that_is_transposed_to_itself_stays() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.accuracy.compare import Accumulator, Runner, checked_arrays, compare, decibels
+from trtopt.accuracy.compare import Accumulator, checked_arrays, compare, decibels
 from trtopt.accuracy.segments import SegmentedModel
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph.shapes import static_shapes
@@ -65,7 +65,6 @@ def sensitivity(
     samples: Iterable[Feeds],
     *,
     always: Collection[str] = (),
-    reference: Runner | None = None,
     sampling: Sampling = Sampling(),
     on_event: OnEvent = ignore,
 ) -> Errors:
@@ -81,8 +80,6 @@ def sensitivity(
         regions: Nodes that change together, by a name.
         samples: Read twice: counted, then run.
         always: Nodes that are in 8 bits in every run, but for the region taken back.
-        reference: What errors are measured against, matched by the outputs' names; several threads run it at the same
-            time. None for the base model.
         sampling: Which samples each region is measured on.
         on_event: Told of progress; the task is ``sensitivity``, a unit is a run.
 
@@ -102,7 +99,7 @@ def sensitivity(
     jobs = _assign([*wanted.values()], count, each, sampling.seed)
     for index in _spread(count, max(_TOGETHER, count // _TOGETHER_SHARE)):
         jobs[index].append((len(wanted), everything))
-    bench = _Bench(model, fixed, reference, [[] for _ in range(len(wanted) + 1)], on_event)
+    bench = _Bench(model, fixed, [[] for _ in range(len(wanted) + 1)], on_event)
     on_event(Event("start", TASK, total=sum(len(item) for item in jobs)))
     workers = min(available_threads(), count, _MOST_WORKERS)
     in_threads(zip(jobs, samples, strict=True), bench.measure, workers, TASK)
@@ -110,7 +107,7 @@ def sensitivity(
     found = {}
     for (name, nodes), tallies in zip(regions.items(), bench.found, strict=False):
         errors = _errors(tallies, count)
-        found[name] = RegionError(name, tuple(nodes), errors, len(tallies), reverted=sets[name] <= fixed)
+        found[name] = RegionError(name, tuple(nodes), errors, len(tallies))
     last = bench.found[-1]
     return Errors(found, RegionError("", tuple(sorted(everything)), _errors(last, count), len(last)), count)
 
@@ -130,7 +127,6 @@ class _Bench:
 
     model: SegmentedModel
     fixed: frozenset[str]
-    reference: Runner | None
     found: list[list[_Tally]]
     on_event: OnEvent
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -142,12 +138,7 @@ class _Bench:
             return
         start = self.model.run(feeds, self.fixed)
         names, plain = self.model.output_names, self.model.outputs(start)
-        truth = plain
-        if self.reference is not None:
-            given = dict(zip(self.reference.output_names, self.reference.run(feeds), strict=True))
-            truth = [given[name] for name in names]
-        elif self.fixed:
-            truth = self.model.outputs(self.model.run(feeds, (), start))
+        truth = self.model.outputs(self.model.run(feeds, (), start)) if self.fixed else plain
         before = _compared(names, truth, plain)
         for job, exchanged in jobs:
             run = self.model.run(feeds, exchanged, start)

@@ -227,6 +227,7 @@ def _run(path: Path, config: SensitivityConfig, calib: Any, eval_samples: Any, c
         samples = open_samples(SYNTHETIC, loaded.inputs, values=input_values(loaded.model))
     else:
         samples = open_given(given, loaded.model, loaded.inputs, pictures=pictures)
+    named = str(given) if isinstance(given, str | Path) and given != SYNTHETIC else ""
     given = config.eval if eval_samples is None else eval_samples
     check = samples if given is None else open_given(given, loaded.model, loaded.inputs, pictures=pictures)
     if config.preprocess and not any(isinstance(each, PictureSamples) for each in (samples, check)):
@@ -236,4 +237,4 @@ def _run(path: Path, config: SensitivityConfig, calib: Any, eval_samples: Any, c
         with_preprocess(each, None, None, loaded.model, clock)
     found = _measure(_Job(loaded, backend, samples, check, config), clock)
     seconds = {name: round(value, 4) for name, value in clock.seconds.items()}
-    return dataclasses.replace(found, seconds=seconds, warnings=tuple(clock.warnings))
+    return dataclasses.replace(found, calib=named, seconds=seconds, warnings=tuple(clock.warnings))

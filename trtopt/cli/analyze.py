@@ -8,11 +8,12 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from trtopt.cli.options import add_config_options, config_from
+from trtopt.cli.options import add_config_options, as_typed, config_from
 from trtopt.cli.parser import Parser
 from trtopt.cli.streams import Listener, own_stdout, print_notes, show
 from trtopt.config import AnalyzeConfig
 from trtopt.config.paths import check_files
+from trtopt.errors import TrtoptError
 
 _COLLECT_EVERY = 100_000
 """New objects between two runs of the garbage collector."""
@@ -38,18 +39,22 @@ def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     # Graphs are many small objects that live until the end: collecting at every 700 of them takes a fifth of the time.
     gc.set_threshold(_COLLECT_EVERY)
-    return run_study("analyze", make_parser().parse(argv), AnalyzeConfig)
+    return run_study("analyze", make_parser().parse(argv), AnalyzeConfig, argv)
 
 
-def run_study(command: str, args: argparse.Namespace, kind: type[Any]) -> int:
+def run_study(command: str, args: argparse.Namespace, kind: type[Any], argv: Sequence[str]) -> int:
     """Run ``analyze``, ``sensitivity`` or ``profile`` of ``args.model`` with options of ``kind``, and print its report;
-    returns 0."""
+    returns 0. Errors name options as ``argv`` does."""
     print_notes(args)
-    config = config_from(args, kind, command)
-    check_files(args.model, config, args.config)
-    study = getattr(importlib.import_module(f"trtopt.analysis.{command}"), command)
-    with Listener.of(args) as listener, own_stdout(quiet=args.json):
-        found = study(args.model, config, on_event=listener)
+    try:
+        config = config_from(args, kind, command)
+        check_files(args.model, config, args.config)
+        study = getattr(importlib.import_module(f"trtopt.analysis.{command}"), command)
+        with Listener.of(args) as listener, own_stdout(quiet=args.json):
+            found = study(args.model, config, on_event=listener)
+    except TrtoptError as error:
+        as_typed(error, kind, argv)
+        raise
     gc.freeze()  # a last collection of the whole graph would only delay the end of the process
     show(found, as_json=args.json, warned=True, quiet=args.quiet)
     return 0

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trtopt.cli.parser import OneOf, Parser
 from trtopt.config.base import GROUPS, Config, Option, field_kinds, flag, options, share
 from trtopt.config.commands import AnalyzeConfig, BuildConfig, ProfileConfig, SensitivityConfig
+from trtopt.errors import TrtoptError
 from trtopt.support.precision import Precision
 
 
@@ -139,6 +141,16 @@ def _add_value(group: argparse._ArgumentGroup, name: str, option: Option, *, num
     group.add_argument(*names, metavar=shown, help=option.help, **common)
     if option.aliases:
         group.add_argument(*option.aliases, metavar=shown, help=argparse.SUPPRESS, **common)
+
+
+def as_typed(error: TrtoptError, config: type[Config], argv: Sequence[str]) -> None:
+    """Let an error name options as they were typed: ``--opt-shapes`` where that stands for ``--shapes``."""
+    typed = {word.partition("=")[0] for word in argv}
+    for name, option in options(config).items():
+        for alias in typed.intersection(option.aliases) if flag(name) not in typed else ():
+            for part in ("what", "where", "remedy"):
+                text = re.sub(rf"(?<![\w-]){flag(name)}(?![\w-])", alias, getattr(error, part))
+                setattr(error, part, text)
 
 
 def config_from(

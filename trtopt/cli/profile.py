@@ -49,4 +49,4 @@ def run(argv: Sequence[str]) -> int:
     arguments, notes = translated(argv, "profile", parser.option_names())
     args = parser.parse(arguments)
     args.notes = [*notes, *args.notes]
-    return run_study("profile", args, ProfileConfig)
+    return run_study("profile", args, ProfileConfig, argv)

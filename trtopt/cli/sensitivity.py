@@ -27,4 +27,4 @@ def make_parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    return run_study("sensitivity", make_parser().parse(argv), SensitivityConfig)
+    return run_study("sensitivity", make_parser().parse(argv), SensitivityConfig, argv)

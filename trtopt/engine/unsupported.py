@@ -83,6 +83,9 @@ _CONTRIBUTED = frozenset(
 )
 """Operators of the domain com.microsoft whose names the parser knows."""
 
+_MXFP8 = "TRT_MXFP8"
+"""Beginning of the operators of Model Optimizer's exports in MXFP8: the compiler reads them, trtopt does not."""
+
 _OWN_PLUGIN = "_TRT"
 """Ending of the operators whose plugins come with TensorRT (``EfficientNMS_TRT``)."""
 
@@ -162,6 +165,9 @@ def why_unsupported(node: ir.Node, backend: Backend, *, plugins: bool) -> Unsupp
         if remedy is None and backend != TENSORRT:
             remedy = _NOT_ON_RTX.get(node.op_type)
         return _form_unsupported(node) if remedy is None else Unsupported(f"{name} does not run {node.op_type}", remedy)
+    if node.op_type.startswith(_MXFP8):
+        remedy = "give the model before it was quantized, with --weights mxfp8 or --fp8; or quantize it to NVFP4 or FP8"
+        return Unsupported(f"trtopt does not read {node.op_type}, and so no model in MXFP8 of Model Optimizer", remedy)
     if plugins or is_dynamic_fp4(node) or (node.domain == "com.microsoft" and node.op_type in _CONTRIBUTED):
         return None
     if backend == TENSORRT and node.op_type.endswith(_OWN_PLUGIN):

@@ -75,23 +75,20 @@ def find_read_caches(model: ir.Model, states: Sequence[State]) -> tuple[ir.Value
     return tuple(value for value in others if any(_form(value, axis) in forms for axis in axes))
 
 
-def tokens_and_scores(model: ir.Model) -> tuple[str, str] | None:
-    """The names of the input of tokens ``[batch, tokens]`` and of the output that holds a score for each word of their
-    vocabulary, ``[batch, tokens, vocabulary]`` or ``[batch, vocabulary]``; None where there are none."""
+def tokens_and_scores(model: ir.Model) -> Iterator[tuple[str, str]]:
+    """The names of the input of tokens ``[batch, tokens]`` and of each output that holds a score for each word of their
+    vocabulary, ``[batch, tokens, vocabulary]`` or ``[batch, vocabulary]``."""
     states = {state.output.name for state in find_states(model)}
     values = input_values(model)
     sizes = {
-        str(value.name): values[str(value.name)].size
-        for value in model.graph.inputs
+        values[str(value.name)].size: str(value.name)
+        for value in reversed(model.graph.inputs)
         if str(value.name) in values and values[str(value.name)].kind == "ids" and len(value.shape or ()) == 2
     }
     for value in model.graph.outputs:
         dims = edit.dims_of_value(value)
-        if value.name not in states and dims and len(dims) in (2, 3):
-            for name, size in sizes.items():
-                if size and dims[-1] == size:
-                    return name, str(value.name)
-    return None
+        if value.name not in states and dims and len(dims) in (2, 3) and dims[-1] and dims[-1] in sizes:
+            yield sizes[dims[-1]], str(value.name)
 
 
 def _form(value: ir.Value, axis: int) -> tuple[object, ...]:

@@ -200,16 +200,17 @@ class CompilerJudge:
         """
         profile = profile_of(model)
         profiles = () if profile is None else (profile,)
-        request, shapes = replace(request, profiles=profiles), static_shapes(model, optimum(profiles))
+        asked, static = replace(request, profiles=profiles), tuple[LayerInfo, ...]()
         if inner or profile is None:
-            layers = self._compiler.layers(request)
-            known = sized(layers, model, shapes, profiles)
-            if known is not None or profile is None:
-                return layers, known or layers, shapes
-            static = self._compiler.layers(replace(request, profiles=(profile.at_optimum(),)))
+            layers = self._compiler.layers(asked)
         else:
-            layers, static = self._compiler.ranged(request)
-        return layers, sized(layers, model, shapes, profiles, static) or static, shapes
+            layers, static = self._compiler.ranged(asked)
+        shapes = static_shapes(model, optimum(profiles))
+        known = sized(layers, model, shapes, profiles, static)
+        if known is None and profile is not None and not static:
+            static = self._compiler.layers(replace(request, profiles=(profile.at_optimum(),)))
+            known = sized(layers, model, shapes, profiles, static)
+        return layers, known or static or layers, shapes
 
 
 def _maps(model: ir.Model) -> list[str]:

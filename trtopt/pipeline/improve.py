@@ -400,8 +400,8 @@ SMALLEST_SAMPLES = 16
 _STAGE = "PRECISION"
 ENOUGH = "better-numbers"
 """The step that says why nothing was tried."""
-_METHODS = ("percentile", "max")
-"""Calibration methods tried for all tensors alike."""
+_METHOD = "percentile"
+"""Calibration method tried for all tensors alike."""
 _SLOWER = 1.001
 """A network this much slower is slower; below it are roundings of the prediction."""
 
@@ -464,7 +464,7 @@ def improve(
             tried.scaled("equalize", equalize(problem.model, nodes), began)
             _smooth(tried, nodes, observer, problem.fuses_quantizers)
             if problem.method == "auto":
-                tried.methods(_METHODS)
+                tried.method(_METHOD)
         return _refined(tried, judge, observer)
 
 
@@ -487,30 +487,30 @@ class _Trials:
         self._judge, self._observer, self.best, self._price = judge, observer, start, price
         self._screened, self.error = judge.screened(start.problem.model, start.plan, math.inf)
 
-    def scaled(self, name: str, found: Scaled, began: float) -> bool:
-        """Another FP32 form of the model, with the ranges that it has; whether it is kept.
+    def scaled(self, name: str, found: Scaled, began: float) -> None:
+        """Another FP32 form of the model, with the ranges that it has.
 
         The ranges of a few samples tell whether it may be better; those it gets are of all, since a few do not hold the
         largest values.
         """
         if not found.changes:
-            return False
+            return
         tried: _Trial | None = None
         for observer, most in ((self._observer.few(SMALLEST_SAMPLES), -math.inf), (self._observer, self._screened)):
             calibration = observer.observe(found.model, is_variant=True)
             if calibration is None:
-                return False
+                return
             tried = self._trial(replace(self.best.problem, model=found.model, stats=calibration.table.stats), most)
             if not tried.screened < self._screened:
                 break
-        return tried is not None and self._decide(name, tried, began, found)
+        if tried is not None:
+            self._decide(name, tried, began, found)
 
-    def methods(self, names: Sequence[str]) -> None:
+    def method(self, name: str) -> None:
         """One calibration method for all tensors instead of the best of each: the error of a tensor is not that of the
         network."""
-        for name in names:
-            began = time.perf_counter()
-            self._decide(f"ranges-{name}", self._trial(replace(self.best.problem, method=name), self._screened), began)
+        began = time.perf_counter()
+        self._decide(f"ranges-{name}", self._trial(replace(self.best.problem, method=name), self._screened), began)
 
     def _trial(self, problem: Problem, most: float) -> _Trial:
         """A form, measured on more than a few samples where its error on these is below ``most``."""
@@ -519,8 +519,8 @@ class _Trials:
         errors = (math.inf, math.inf) if lost else self._judge.screened(problem.model, plan, most)
         return _Trial(problem, plan, lost, *errors)
 
-    def _decide(self, name: str, tried: _Trial, began: float, scaled: Scaled | None = None) -> bool:
-        """Keep what lowers the error and costs nothing; whether it did."""
+    def _decide(self, name: str, tried: _Trial, began: float, scaled: Scaled | None = None) -> None:
+        """Keep what lowers the error and costs nothing."""
         before, error, count = self.error, tried.error, self._judge.count
         if not tried.screened < self._screened:
             before, error, count = self._screened, tried.screened, min(_SCREENED, count)
@@ -538,7 +538,6 @@ class _Trials:
             self.best = Improved(tried.problem, tried.plan, self.best.steps)
             self.error, self._screened = tried.error, tried.screened
         self.best = replace(self.best, steps=(*self.best.steps, step))
-        return kept
 
     def _is_free(self, problem: Problem, plan: PrecisionPlan) -> bool:
         """Whether a form costs no more than the best so far; one with as many nodes does not."""
@@ -567,18 +566,13 @@ def _like(op: QuantizedOp, forms: Sequence[QuantizedOp]) -> QuantizedOp | None:
 
 
 def _smooth(tried: _Trials, nodes: frozenset[str], observer: Observer, multiply: bool) -> None:
-    """Migration with multiplications in front of quantizers, whose kernels take them in, where ``multiply``; where that
-    is not kept, without them."""
+    """Migration, with multiplications in front of quantizers, whose kernels take them in, where ``multiply``."""
     began = time.perf_counter()
     model = tried.best.problem.model.clone()
     infer_in_place(model)
     some = observer.few(JUDGED_SAMPLES)
     stats = channel_stats(model, fitted(some.samples), product_inputs(model, nodes), observer.clock.listen)
-    found = smooth(model, nodes, stats, multiply=multiply)
-    multiplied = len(found.model.graph) > len(model.graph)
-    if not tried.scaled("smooth", found, began) and multiplied:
-        began = time.perf_counter()
-        tried.scaled("smooth-folded", smooth(model, nodes, stats), began)
+    tried.scaled("smooth", smooth(model, nodes, stats, multiply=multiply), began)
 
 
 def _refined(tried: _Trials, judge: OutputErrorMeter, observer: Observer) -> Improved:

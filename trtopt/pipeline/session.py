@@ -383,23 +383,17 @@ class _Run:
             known = None if gauge is None else gauge.known(final.compared)
             accuracy = verify(job, clock) if known is None else known
             accuracy = with_saved_metric(accuracy, final.artifact.model, job, clock)
-            if not settings.make_engine:
-                try:
-                    cost = self._baseline.price_final(final, refusals=below == math.inf)
-                except EngineBuildError as error:
-                    lowering = _without_refused(lowering, lowered, error, clock)
-                    if lowering is None:
-                        raise
-                    continue
             failures = missed(lowered.search) + gate(accuracy, self._budget)
             built = Built(way.own, lowered, final, accuracy, None, failures, cost)
             is_refused = failures and not way.config.allow_accuracy_loss
-            if not settings.make_engine or is_refused or (accepts is not None and accepts(built)):
-                return built
-            compilation = Compilation(target.with_profiles(final.profiles), settings.uses_tf32, settings.cache)
-            self._baseline.start_fixed(final)
-            self._job = job
             try:
+                if not settings.make_engine:
+                    return replace(built, cost=self._baseline.price_final(final, refusals=below == math.inf))
+                if is_refused or (accepts is not None and accepts(built)):
+                    return built
+                compilation = Compilation(target.with_profiles(final.profiles), settings.uses_tf32, settings.cache)
+                self._baseline.start_fixed(final)
+                self._job = job
                 engine = compile_engine(final.artifact, compilation, settings.builder_config(), clock)
             except EngineBuildError as error:
                 lowering = _without_refused(lowering, lowered, error, clock)

@@ -15,6 +15,7 @@ from trtopt.accuracy.box_forms import parse_boxes
 from trtopt.accuracy.metric import Metric, load_metric, python_metric
 from trtopt.accuracy.recorded import Recorded, read_recorded
 from trtopt.config import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, AccuracyBudget, BuildConfig, Floor, flag
+from trtopt.config.idle import idle_options
 from trtopt.config.paths import check_files, files_read
 from trtopt.engine.backend import TENSORRT, Backend, backend_of_rules, choose_backend
 from trtopt.engine.cache import EngineCache
@@ -32,7 +33,6 @@ from trtopt.images.preprocess import Preprocess
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline import network_io, pixels
 from trtopt.pipeline.compile import check_search, engine_cache
-from trtopt.pipeline.idle import idle_options
 from trtopt.pipeline.manifest import other_files
 from trtopt.pipeline.pictures import with_preprocess
 from trtopt.pipeline.polygraphy import make_folder

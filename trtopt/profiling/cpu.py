@@ -22,6 +22,7 @@ import onnx_ir as ir
 from trtopt.hardware.cpu import CpuSpec
 from trtopt.profiling.onnxruntime import Run, read_profile
 from trtopt.report.schema.analysis import LayerRow, limiter_of
+from trtopt.roofline.layer import PredictedTime, row_of
 from trtopt.roofline.work import Layer, Work
 from trtopt.support.ort_session import Feeds, TimedSession
 from trtopt.support.precision import Precision
@@ -59,34 +60,13 @@ def _bandwidth(size: int, cpu: CpuSpec) -> float:
 
 
 def _row(layer: Layer, work: Work, cpu: CpuSpec, weights_gbs: float) -> LayerRow:
-    gemm = work.gemm
     math_us = work.flop / cpu.tflops.get(work.dtype, cpu.tflops[Precision.FP32]) / 1e6
     activations_gbs = _bandwidth(work.bytes // _executions(work), cpu)
     memory_us = ((work.moved_bytes - work.weight_bytes) / activations_gbs + work.weight_bytes / weights_gbs) / 1e3
     latency_us = (cpu.latency_us + cpu.profiled_us) * _executions(work)
     predicted_us = max(math_us, memory_us) + latency_us
-    return LayerRow(
-        name=layer.name,
-        op=layer.op,
-        onnx_nodes=layer.onnx_nodes,
-        kind=work.kind,
-        flop=work.flop,
-        bytes=work.bytes,
-        arithmetic_intensity=work.arithmetic_intensity,
-        dtype=work.dtype,
-        gemm={"m": gemm.m, "n": gemm.n, "k": gemm.k, "batch": gemm.batch} if gemm else None,
-        tile=None,
-        tiles=0,
-        waves=0,
-        tile_efficiency=1.0,
-        wave_efficiency=1.0,
-        alignment_bytes=work.alignment_bytes,
-        limiter=limiter_of(math_us, memory_us, predicted_us),
-        math_us=math_us,
-        memory_us=memory_us,
-        latency_us=latency_us,
-        predicted_us=predicted_us,
-    )
+    limiter = limiter_of(math_us, memory_us, predicted_us)
+    return row_of(layer, work, PredictedTime(math_us, memory_us, latency_us, predicted_us, limiter))
 
 
 _WIDTH = 1024

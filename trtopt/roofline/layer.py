@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from trtopt.hardware.spec import GpuSpec
@@ -155,14 +155,18 @@ def predict(
             unknown.setdefault(layer.op, []).extend(layer.onnx_nodes or (layer.name,))
     distinct = list(dict.fromkeys(layer.work for layer in layers if layer.work is not None))
     times = dict(zip(distinct, layer_times(distinct, gpu, constants_for(gpu), timing=timing), strict=True))
-    rows = tuple(_row(layer, layer.work, times[layer.work], gpu) for layer in layers if layer.work is not None)
-    return rows, tuple(Uncosted(op, tuple(nodes)) for op, nodes in unknown.items())
+    rows = []
+    for layer in layers:
+        if layer.work is not None:
+            time = times[layer.work]
+            low_us, high_us = range_of(layer.work, time.predicted_us, gpu)
+            rows.append(replace(row_of(layer, layer.work, time), low_us=low_us, high_us=high_us))
+    return tuple(rows), tuple(Uncosted(op, tuple(nodes)) for op, nodes in unknown.items())
 
 
-def _row(layer: Layer, work: Work, time: PredictedTime, gpu: GpuSpec) -> LayerRow:
-    """The report's row of a layer."""
+def row_of(layer: Layer, work: Work, time: PredictedTime) -> LayerRow:
+    """The report's row of a layer, without the range of its time."""
     gemm, shape = work.gemm, time.tiling
-    low_us, high_us = range_of(work, time.predicted_us, gpu)
     return LayerRow(
         name=layer.name,
         op=layer.op,
@@ -184,6 +188,4 @@ def _row(layer: Layer, work: Work, time: PredictedTime, gpu: GpuSpec) -> LayerRo
         memory_us=time.memory_us,
         latency_us=time.latency_us,
         predicted_us=time.predicted_us,
-        low_us=low_us,
-        high_us=high_us,
     )

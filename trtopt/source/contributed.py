@@ -5,6 +5,8 @@ Their meaning is that of ONNX Runtime 1.31 (docs/ContribOperators.md and its ker
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx_ir as ir
 
@@ -180,22 +182,15 @@ def multi_head(w: Writer) -> None:
     if past[0] is not None and past[1] is not None:
         key, value = w.op("Concat", past[0], key, axis=2), w.op("Concat", past[1], value, axis=2)
         offset = w.length(past[0], 2)
-    masks = [item for item in (_padding(w, w.input(4)), w.input(5)) if item is not None]
-    found = attend(
-        w,
-        Heads(
-            query,
-            key,
-            value,
-            (heads, heads),
-            (size, value_size),
-            scale=w.float_of("scale", 0.0) or None,
-            offset=offset,
-            causal=bool(w.int_of("unidirectional", 0)),
-            masks=tuple(masks),
-        ),
-    )
+    found = _attended(w, Heads(query, key, value, (heads, heads), (size, value_size), offset=offset), w.input(4))
     w.replace(joined(w, found, heads, value_size), key, value)
+
+
+def _attended(w: Writer, heads: Heads, padding: ir.Value | None) -> ir.Value:
+    """Attention with what both operators have: a scale, a mask of keys, a bias of the scores, maybe causal."""
+    masks = tuple(item for item in (_padding(w, padding), w.input(5)) if item is not None)
+    scale, causal = w.float_of("scale", 0.0) or None, bool(w.int_of("unidirectional", 0))
+    return attend(w, replace(heads, scale=scale, causal=causal, masks=masks))
 
 
 def _padding(w: Writer, mask: ir.Value | None) -> ir.Value | None:
@@ -231,20 +226,8 @@ def fused_attention(w: Writer) -> None:
         offset = w.length(before[0], 2)
     if len(w.node.outputs) > 1:
         present = w.op("Concat", *(w.op("Unsqueeze", item, w.ints(0)) for item in (key, value)), axis=0)
-    masks = [item for item in (_padding(w, w.input(3)), w.input(5)) if item is not None]
-    found = attend(
-        w,
-        Heads(
-            query,
-            key,
-            value,
-            (heads, heads),
-            (width // heads, width // heads),
-            scale=w.float_of("scale", 0.0) or None,
-            offset=offset,
-            causal=bool(w.int_of("unidirectional", 0)),
-            masks=tuple(masks),
-        ),
+    found = _attended(
+        w, Heads(query, key, value, (heads, heads), (width // heads, width // heads), offset=offset), w.input(3)
     )
     w.replace(joined(w, found, heads, width // heads), present)
 

@@ -104,12 +104,7 @@ class OrtSession:
     ) -> None:
         ort = require("onnxruntime", "cpu", "run models on the CPU")
         ort.disable_telemetry_events()
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = threads or _share[0]
-        # Patterns keep a block of memory per input shape, for no gain in time where most time is convolutions.
-        options.enable_mem_pattern = False
-        options.enable_cpu_mem_arena = arena
+        options = _options(ort, threads, arena=arena)
         if not fuse:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         self._adjust(options)
@@ -380,6 +375,16 @@ def _cast(value: ir.Value, dtype: ir.DataType) -> ir.Node:
 
 def _without_bf16(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array
+
+
+def _options(ort: Any, threads: int, *, arena: bool) -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = threads or _share[0]
+    # Patterns keep a block of memory per input shape, for no gain in time where most time is convolutions.
+    options.enable_mem_pattern = False
+    options.enable_cpu_mem_arena = arena
+    return options
 
 
 def _folder_of_large(model: ir.Model) -> str | None:

@@ -57,7 +57,7 @@ class Decoder:
 
     def _ends(self) -> tuple[str, str]:
         """The input of tokens and the output of their scores."""
-        found = tokens_and_scores(self._model)
+        found = next(tokens_and_scores(self._model), None)
         if found is not None:
             return found
         raise UsageError(

@@ -14,6 +14,12 @@
     if (className) element.className = className;
     return element;
   };
+  // A name breaks after its dots and slashes, as the template breaks others.
+  const breaking = (element) => {
+    const parts = element.textContent.split(/(?<=[./])(?=[^./])/);
+    element.replaceChildren(...parts.flatMap((part, index) => (index ? [make("wbr"), part] : [part])));
+    return element;
+  };
   const number = (count) => `${count} layer${count === 1 ? "" : "s"}`;
 
   // The graph.
@@ -260,7 +266,7 @@
     used.forEach((place) => {
       const text = shown(layers[index].cells[place]);
       const cell = make("td", place ? text : "", columns[place][1]);
-      if (!place) cell.append(Object.assign(make("button", text), { type: "button" }));
+      if (!place) cell.append(Object.assign(breaking(make("button", text)), { type: "button" }));
       line.append(cell);
     });
     return line;

@@ -92,8 +92,8 @@ def _environment() -> Environment:
 
 
 def _shown(value: object) -> str:
-    """A text of which every character is seen."""
-    return with_micro(visible(str(value)))
+    """A text of which every character is seen; an arrow is one, which no line breaks."""
+    return with_micro(visible(str(value))).replace(" -> ", " → ")
 
 
 def _drawn(plot: Plot) -> str:

@@ -50,8 +50,6 @@ class RegionError:
         nodes: Their names, in graph order.
         outputs: The error of each output, by name.
         samples: Samples it was measured on.
-        reverted: The region was in 8 bits before, and what is measured is taking it back; ``change`` is negative where
-            that helps.
         flop_share: Share of the network's arithmetic; None where that was not asked.
     """
 
@@ -59,7 +57,6 @@ class RegionError:
     nodes: tuple[str, ...]
     outputs: Mapping[str, OutputError]
     samples: int
-    reverted: bool = False
     flop_share: float | None = None
 
     @property
@@ -126,6 +123,7 @@ class Sensitivity(Shown):
         growth: In graph order.
         refused: Products that are in no region, with the reason.
         calibration: Where the ranges come from.
+        calib: The samples by their name, as ``--calib`` had it; empty where they have none.
         cached: The errors were found in the cache.
         seconds: Wall time by stage.
         warnings: What was warned of.
@@ -144,6 +142,7 @@ class Sensitivity(Shown):
     growth: tuple[GrowthStep, ...]
     refused: tuple[Refusal, ...] = ()
     calibration: CalibrationRecord | None = None
+    calib: str = ""
     cached: bool = False
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     warnings: tuple[str, ...] = ()

@@ -52,7 +52,8 @@ class Shown:
         return str(_trtopt("report.html.page").html_page(self.view()))
 
     def to_dataframe(self) -> Any:
-        """Its rows, layers, regions, jobs or gates, as a ``pandas.DataFrame``: a column for each field.
+        """Its rows, layers, regions, jobs or gates, as a ``pandas.DataFrame``: a column for each field. ``limiter`` has
+        the words that reports show, ``arithmetic`` for the ``math`` of the JSON.
 
         Raises:
             MissingDependencyError: pandas is not installed.
@@ -61,7 +62,8 @@ class Shown:
         rows: Any = self
         for name in self.ROWS.split("."):
             rows = getattr(rows, name, None)
-        return frame.DataFrame([dataclasses.asdict(row) for row in rows or ()])
+        found = frame.DataFrame([dataclasses.asdict(row) for row in rows or ()])
+        return found.replace({"limiter": _trtopt("report.text.words").LIMITERS})
 
     def plot(self, name: str = "") -> Any:
         """One of the plots of its page, the first unless it is named, as a figure of plotly.

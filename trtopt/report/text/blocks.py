@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
@@ -40,6 +40,8 @@ _GOOD_NAME = 34
 """Columns of what only wide terminals show are left out where they leave names less."""
 _WRAPPED = 17
 """Width that a column of words is given where names need room."""
+_LEAST_WORDS = 10
+"""Width below which a column of words is not read any more."""
 _BAR = 24
 _MOST_FINDINGS, _LONGEST_MESSAGE = 10, 600
 _NOISE = "the gain is inside the model's noise"
@@ -248,14 +250,15 @@ class Table:
 
         shown, left = self._fitting(options.max_width)
         result = RichTable(box=None, pad_edge=False, padding=(0, self.gap, 0, 0), header_style="bold")
+        width = shown.name_width(options.max_width)
+        rows = [[plain_text(item, width) for item in row] for row in shown.rows]
         for column in shown.columns:
             justify: Literal["left", "right"] = "right" if column.style == "number" else "left"
             whole = column.style in ("number", "name")
             result.add_column(_text(column.title), justify=justify, overflow="fold", no_wrap=whole)
-        width = shown.name_width(options.max_width)
-        for row in shown.rows:
-            result.add_row(*(_text(plain_text(item, width)) for item in row))
-        yield result
+        for row in rows:
+            result.add_row(*map(_text, row))
+        yield result if shown._leaves_words(rows, options.max_width) else _group(shown._sentences(rows))
         if left:
             yield _text(left)
 
@@ -269,6 +272,28 @@ class Table:
             columns = list(self.columns)
             columns[wide.pop()] = Column("", on="page")
             self = dataclasses.replace(self, columns=tuple(columns))
+
+    def _leaves_words(self, rows: Sequence[Sequence[str]], room: int) -> bool:
+        """Whether whole numbers leave the columns of words room to be read; names take what room there is."""
+        words = 0
+        for index, column in enumerate(self.columns):
+            texts = [column.title, *(line for row in rows for line in row[index].split("\n"))]
+            widest = max(map(_cells, texts))
+            if column.style == "name":
+                return True
+            if column.style == "number":
+                room -= widest + self.gap
+            else:
+                words += min(widest, _LEAST_WORDS) + self.gap
+        return room >= words or not words
+
+    def _sentences(self, rows: Sequence[Sequence[str]]) -> Iterator[Text]:
+        """Each row as a sentence, its numbers behind their headings."""
+        for row in rows:
+            cells = [(column, text) for column, text in zip(self.columns, row, strict=True) if text]
+            words = "  ".join(text for column, text in cells if column.style != "number")
+            figures = ", ".join(f"{column.title} {text}" for column, text in cells if column.style == "number")
+            yield _text(": ".join(filter(None, (words, figures))))
 
     def name_width(self, room: int) -> int:
         """The width of names in a terminal: what the other columns leave of ``room``."""

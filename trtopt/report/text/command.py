@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtopt.config.base import checked, field_kinds, options
 from trtopt.config.commands import BuildConfig
+from trtopt.config.idle import idle
 from trtopt.config.words import command_words
 from trtopt.errors import UsageError
 from trtopt.report.text.format import visible
@@ -60,13 +61,14 @@ def model_words(report: BuildReport) -> list[str]:
 
 
 def build_line(report: BuildReport, changes: Mapping[str, Any]) -> str:
-    """The build of a report with other options, by the names of their fields; None leaves one out."""
+    """The build of a report with other options, by the names of their fields; None leaves one out, and one that nothing
+    uses is left out."""
     command = "optimize" if report.engine is None else "build"
     values, default = {**asked(report), **changes}, BuildConfig()
+    left_out = {*(set(_CHECKED) - changes.keys()), *(name for name, _ in idle({**vars(default), **values}))}
     names = [
         name
         for name in options(BuildConfig)
-        if not (name in _CHECKED and name not in changes)
-        and values.get(name) not in (None, (), [], False, getattr(default, name))
+        if name not in left_out and values.get(name) not in (None, (), [], False, getattr(default, name))
     ]
     return shell("trtopt", command, model_name(report), *command_words(values, names))

@@ -141,11 +141,12 @@ def _refused(found: Sensitivity) -> tuple[Block, ...]:
 def _advice(found: Sensitivity) -> tuple[Block, ...]:
     """A line that keeps the regions that a budget bears; nothing for a model that code makes, whose inputs are gone."""
     path = found.model.get("path")
-    samples = ("--calib", "samples.npz", "--eval", "labelled.npz", "--metric", "top1", "--max-accuracy-drop", "1%")
+    samples = ("--calib", found.calib or "samples.npz", "--eval", "labelled.npz")
+    budget = ("--metric", "top1", "--max-accuracy-drop", "1%")
     if not path:
         return ()
     why = line("keep what an accuracy budget bears: regions that lose most go back first")
-    return why, Command(shell("trtopt", "build", path, f"--{found.precision}", *samples))
+    return why, Command(shell("trtopt", "build", path, f"--{found.precision}", *samples, *budget))
 
 
 def _values(found: Sensitivity) -> dict[str, Any]:

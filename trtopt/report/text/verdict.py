@@ -125,7 +125,8 @@ def _headline(report: BuildReport) -> str:
     if found.us is None:
         return what
     batch = "" if found.batch is None else f" at batch {found.batch} ({_rate(1e6 * found.batch / found.us)})"
-    against = "" if found.ratio is None else f", {found.ratio:.2f}x {_form(found.form)}"
+    plain = f"{'plain ' if found.form == asked else ''}{_form(found.form)}"
+    against = "" if found.ratio is None else f", {found.ratio:.2f}x {plain}"
     return f"{what}: {time_text(found.us)} predicted{batch}{against}"
 
 

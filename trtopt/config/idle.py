@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from trtopt.config import BuildConfig, flag
+from trtopt.config.base import flag
+from trtopt.config.commands import BuildConfig
 from trtopt.support._script import DECODE
 from trtopt.support.precision import EIGHT_BIT_TYPES, Precision
 
@@ -32,6 +33,15 @@ _GOES_WITH: tuple[tuple[str, Callable[[_Values], object], str], ...] = (
 """Options, whether something uses them, and what would."""
 
 
+def idle(values: _Values) -> Iterator[tuple[str, str]]:
+    """The fields that are not as by default and that nothing uses, with what would use them; ``values`` as in
+    :func:`idle_options`."""
+    default = BuildConfig()
+    for name, is_used, others in _GOES_WITH:
+        if values[name] != getattr(default, name) and not is_used(values):
+            yield name, others
+
+
 def idle_options(values: _Values) -> Iterator[str]:
     """A sentence for each option that is given and that nothing uses.
 
@@ -43,7 +53,5 @@ def idle_options(values: _Values) -> Iterator[str]:
         >>> list(idle_options(vars(BuildConfig(keep_all_weights=True))))
         ['--keep-all-weights has no effect: it goes with --weights']
     """
-    default = BuildConfig()
-    for name, is_used, others in _GOES_WITH:
-        if values[name] != getattr(default, name) and not is_used(values):
-            yield f"{flag(name)} has no effect: it goes with {others}"
+    for name, others in idle(values):
+        yield f"{flag(name)} has no effect: it goes with {others}"
