@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from log_front_ends import BINS, FRAMES, save_keywords, spectra
+from onnx import TensorProto, helper, numpy_helper
 
 from trtopt import api
 from trtopt.config import BuildConfig, Floor
@@ -53,6 +55,40 @@ def test_regions_go_back_until_the_floor_holds(tmp_path: Path) -> None:
     assert report.accuracy is not None and report.accuracy.floor is not None
     assert report.accuracy.floor.outputs == {"y": "agreement"} and report.accuracy.floor.agreement == 0.98
     assert (tmp_path / "out.onnx").exists()
+
+
+def selected(folder: Path, **options: Any) -> BuildReport:
+    """The two best words, with their scores."""
+    path = folder / "model.onnx"
+    save_keywords(path)
+    proto = onnx.load(path)
+    graph = proto.graph
+    scores = str(graph.output[0].name)
+    graph.initializer.append(numpy_helper.from_array(np.array([2]), "two"))
+    graph.node.append(helper.make_node("TopK", [scores, "two"], ["best", "words"], name="select"))
+    del graph.output[:]
+    graph.output.append(helper.make_tensor_value_info("best", TensorProto.FLOAT, ["batch", 2]))
+    graph.output.append(helper.make_tensor_value_info("words", TensorProto.INT64, ["batch", 2]))
+    onnx.save(proto, path)
+    return api.optimize(
+        path,
+        backend="tensorrt",
+        precision="int8",
+        calib={"x": spectra(100)},
+        output=str(folder / "out.onnx"),
+        cache_dir=str(folder / "cache"),
+        **options,
+    )
+
+
+def test_what_a_selection_ranks_keeps_the_floor_for_it(tmp_path: Path) -> None:
+    bad = selected(tmp_path, keep_all_int8=True)
+    assert any("y, from which outputs are selected: SQNR" in failure for failure in bad.gate_failures)
+    good = selected(tmp_path)
+    assert good.accuracy is not None and good.accuracy.floor is not None and not good.gate_failures
+    assert good.accuracy.floor.outputs == {"best": "none", "words": "none", "y": "sqnr"}
+    assert good.accuracy.selections == ("best", "words") and list(good.accuracy.outputs) == ["best", "words"]
+    assert good.accuracy.ranked["y"].sqnr_db >= 20 and good.accuracy.ranked["y"].top1_agreement is None
 
 
 def test_allowed_loss_is_a_warning(tmp_path: Path) -> None:

@@ -145,7 +145,10 @@ class Accumulator:
 
 
 def sums_of(
-    tolerances: Tolerances | None, states: Collection[str] = (), outputs: Iterable[ir.Value] = ()
+    tolerances: Tolerances | None,
+    states: Collection[str] = (),
+    outputs: Iterable[ir.Value] = (),
+    ranked: Collection[str] = (),
 ) -> Callable[[str], Accumulator]:
     """What adds up each output of a network for :func:`compare`.
 
@@ -154,11 +157,12 @@ def sums_of(
         states: Outputs that are states. They hold no answers, and where there are some, answers are those of steps:
             ties do not count.
         outputs: Of the reference's graph, for :func:`~trtopt.accuracy.scores.least_size`.
+        ranked: Names of what a selection ranks or takes: numbers, and no answers yet.
     """
     least = {str(output.name): least_size(output) for output in outputs}
 
     def made(name: str) -> Accumulator:
-        has_top1 = False if name in states else None
+        has_top1 = False if name in states or name in ranked else None
         sums = Accumulator(close=CLOSE if states else 0.0, has_top1=has_top1, least=least.get(name, 0.0))
         if tolerances is not None:
             sums.tolerance = ToleranceRecord(*tolerances.of(name), beyond=0, values=0)

@@ -236,8 +236,8 @@ def gate(record: AccuracyRecord, budget: AccuracyBudget) -> tuple[str, ...]:
 
     Always: no output is NaN or infinite where the reference is finite. ``--min-sqnr-db X``: each output's SQNR is at
     least X. ``--atol`` and ``--rtol``: no value is beyond both. The floor of the record: each output keeps its bound of
-    it. ``--max-accuracy-drop X``: with a metric, baseline - optimized <= X; without one, X bounds 1 - top-1 agreement
-    of each output that has one, else 1 - cosine.
+    it, and so does what outputs are selected from. ``--max-accuracy-drop X``: with a metric, baseline - optimized <= X;
+    without one, X bounds 1 - top-1 agreement of each output that has one, else 1 - cosine.
     A saved model passes the metric's gate as ONNX Runtime runs it, too.
     An engine that ran passes the same gates: its own metric, or its outputs where the metric could not be measured on
     it. Outputs that the host computes pass the first gate and the metric's; for the others the tensors it computes them
@@ -251,6 +251,8 @@ def gate(record: AccuracyRecord, budget: AccuracyBudget) -> tuple[str, ...]:
     if record.engine is not None:
         sources.append(("engine output", record.engine, record.engine_metric))
     failures: list[str] = []
+    for name, accuracy in record.ranked.items():
+        failures += _floor_failures(f"{name}, from which outputs are selected", name, accuracy, record.floor)
     for kind, outputs, metric in sources:
         for name, accuracy in outputs.items():
             where = f"{kind} {name}"

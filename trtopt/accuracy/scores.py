@@ -82,6 +82,31 @@ def held_by(model: ir.Model, names: Iterable[str]) -> dict[str, Holds]:
     return found
 
 
+def ranked_in(*models: ir.Model) -> tuple[str, ...]:
+    """Names of the tensors whose numbers a selection ranks or takes, as far as all of these main graphs compute them.
+
+    They are what is left to compare where an output is behind a selection: the scores and boxes that a
+    NonMaxSuppression reads, what a TopK ranks, and what is gathered by an index that was selected.
+
+    Example:
+        >>> x, scores, best = (ir.val(name, ir.DataType.FLOAT) for name in ("x", "scores", "best"))
+        >>> k, at = (ir.val(name, ir.DataType.INT64) for name in ("k", "at"))
+        >>> nodes = [ir.node("Relu", [x], outputs=[scores]), ir.node("TopK", [scores, k], outputs=[best, at])]
+        >>> graph = ir.Graph([x, k], [best, at], nodes=nodes, opset_imports={"": 20})
+        >>> ranked_in(ir.Model(graph, ir_version=10))
+        ('scores',)
+    """
+    first, *others = ({str(value.name) for node in model.graph for value in node.outputs} for model in models)
+    selected, found = _selected(models[0].graph), dict[str, None]()
+    for node in models[0].graph:
+        values = [value for value in node.inputs if value is not None and value not in selected]
+        gathers = node.op_type.startswith("Gather") and any(value in selected for value in node.inputs)
+        if node.op_type in _SELECTIONS or gathers:
+            floats = (value for value in values if value.dtype is not None and value.dtype.is_floating_point())
+            found.update(dict.fromkeys(str(value.name) for value in floats))
+    return tuple(name for name in found if name in first and all(name in names for names in others))
+
+
 def _is_answer(value: ir.Value) -> bool:
     return value.dtype is not None and not value.dtype.is_floating_point()
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,15 +106,16 @@ def build_engine(request: BuildRequest, on_event: OnEvent = ignore, cache: Engin
 
     def make() -> Compiled:
         first, *static = _builds(request)
-        with held_timing(timing, request, cache, on_event) as now:
+        with held_timing(timing, request, cache, on_event) as now, ThreadPoolExecutor(1) as beside:
+            sizes = [beside.submit(_run, item, settings, timing, ignore, keep_engine=False) for item in static]
             compiled = _run(first, settings, now, on_event)
             if compiled.timing_cache is not None and request.timing_cache is not None:
                 atomic_write(request.timing_cache, compiled.timing_cache)
             elif cache is not None and timing.name and compiled.timing_cache is not None:
                 cache.keep_timing(timing.name, compiled.timing_cache)
                 compiled = replace(compiled, timing_cache=None)
-        for item in static:
-            compiled = replace(compiled, sized=_run(item, settings, timing, ignore).layers)
+            for item in sizes:
+                compiled = replace(compiled, sized=item.result().layers)
         made.append(compiled)
         return compiled
 
@@ -251,10 +253,17 @@ def _builds(request: BuildRequest) -> tuple[BuildRequest, ...]:
     return request, replace(request, profiles=(request.profiles[0].at_optimum(),))
 
 
-def _run(request: BuildRequest, settings: BuilderSettings, timing: TimingCache, on_event: OnEvent) -> Compiled:
+def _run(
+    request: BuildRequest,
+    settings: BuilderSettings,
+    timing: TimingCache,
+    on_event: OnEvent,
+    *,
+    keep_engine: bool = True,
+) -> Compiled:
     with TemporaryFolder("build-") as name:
         folder = Path(name)
-        asked = worker_request(request, settings)
+        asked = worker_request(request, settings, keep_engine=keep_engine)
         cache = folder / worker.TIMING_CACHE
         if timing.content is not None:
             cache.write_bytes(timing.content)
@@ -262,7 +271,7 @@ def _run(request: BuildRequest, settings: BuilderSettings, timing: TimingCache, 
         result = _ask(folder, asked, on_event, request.name or str(request.onnx))
         layers = folder / worker.LAYERS
         return Compiled(
-            engine=(folder / worker.ENGINE).read_bytes(),
+            engine=(folder / worker.ENGINE).read_bytes() if keep_engine else b"",
             layers=layers.read_bytes().decode() if layers.exists() else "",
             messages=tuple((severity, text) for severity, text in result["messages"]),
             version=result["version"],
@@ -471,6 +480,16 @@ class CompilerPool:
         if asked:
             self._known[asked] = found
         return found
+
+    def ranged(self, request: BuildRequest) -> tuple[tuple[LayerInfo, ...], tuple[LayerInfo, ...]]:
+        """The layers for the first profile of ``request``, and those of a static build at its optimum, made at once.
+
+        A list of layers of open sizes does not tell them; the static one does.
+        """
+        static = replace(request, profiles=(request.profiles[0].at_optimum(),))
+        with ThreadPoolExecutor(1) as other:
+            begun = other.submit(self.layers, static)
+            return self.layers(request), begun.result()
 
     def __enter__(self) -> CompilerPool:
         return self

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, Backend, choose_backend
-from trtopt.engine.build import Compiler, CompilerPool
+from trtopt.engine.build import CompilerPool
 from trtopt.engine.request import BuildRequest
 from trtopt.engine.sizes import sized
 from trtopt.engine.work import layers_of_engine, trip_counts
@@ -155,7 +155,7 @@ class CompilerJudge:
 
     def __init__(
         self,
-        compiler: Compiler | CompilerPool,
+        compiler: CompilerPool,
         gpus: tuple[GpuSpec, GpuSpec],
         plugins: tuple[str, ...] = (),
         io: tuple[IoRequest, ...] = (),
@@ -200,12 +200,15 @@ class CompilerJudge:
         """
         profile = profile_of(model)
         profiles = () if profile is None else (profile,)
-        layers = self._compiler.layers(replace(request, profiles=profiles))
-        shapes = static_shapes(model, optimum(profiles))
-        known = sized(layers, model, shapes, profiles) if inner or profile is None else None
-        if known is not None or profile is None:
-            return layers, known or layers, shapes
-        static = self._compiler.layers(replace(request, profiles=(profile.at_optimum(),)))
+        request, shapes = replace(request, profiles=profiles), static_shapes(model, optimum(profiles))
+        if inner or profile is None:
+            layers = self._compiler.layers(request)
+            known = sized(layers, model, shapes, profiles)
+            if known is not None or profile is None:
+                return layers, known or layers, shapes
+            static = self._compiler.layers(replace(request, profiles=(profile.at_optimum(),)))
+        else:
+            layers, static = self._compiler.ranged(request)
         return layers, sized(layers, model, shapes, profiles, static) or static, shapes
 
 

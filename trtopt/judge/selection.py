@@ -271,7 +271,7 @@ class Guard:
             changed = False
             regions = self.candidates.regions
             for region, self._following in itertools.zip_longest(regions, regions[1:]):
-                verdict = self._judged(region, state)
+                verdict = self._judged(region, state, again=number > 0)
                 verdicts[region.name] = verdict
                 now = {node: state[node] for node in region.nodes if node in state}
                 if verdict.kept != now:
@@ -285,14 +285,17 @@ class Guard:
                 break
         return state, tuple(verdicts.values())
 
-    def _judged(self, region: Region, state: Choice) -> RegionVerdict:
-        """The best form of one region beside its neighbours as they stand."""
+    def _judged(self, region: Region, state: Choice, *, again: bool) -> RegionVerdict:
+        """The best form of one region beside its neighbours as they stand; ``again``, the form that it has where that
+        still pays."""
         subgraph = self._subgraph(region)
         if isinstance(subgraph, str):
             return RegionVerdict(region, {}, f"it cannot be judged: {subgraph}")
         if not self._types(region):
             return RegionVerdict(region, {}, "the table keeps it out of this type")
-        others = self._begin(region, state)
+        others = self._begin(region, state, again=again)
+        if again and self._following is not None:  # most regions stay as they are by then
+            self._begin(self._following, state, again=True)
         try:
             whole = self._price(subgraph, others)
         except TrtoptError as error:
@@ -300,7 +303,12 @@ class Guard:
                 return RegionVerdict(region, {}, f"it cannot be judged: {error.what}")
             self.on_event(Event("warning", "guard", text=f"{only_at_optimum(subgraph.model)}: {error.what}"))
             self._subgraphs[region.name] = subgraph_of(at_shapes(subgraph.model, best_shapes(subgraph.model)))
-            return self._judged(region, state)
+            return self._judged(region, state, again=again)
+        now = {node: state[node] for node in region.nodes if node in state}
+        if again and now and len(self._types(region)) == 1:
+            kept = self._tried(region, now, subgraph, others, whole)
+            if kept.kept:
+                return replace(kept, options=(kept,))
         found = [self._of_type(region, dtype, subgraph, others, whole) for dtype in self._types(region)]
         if not any(verdict.kept for verdict in found) and 1 < len(region.nodes) <= _SINGLES:
             forms = [{node: op} for node in region.nodes for op in self._forms_now.ops.get(node, ())[-1:]]
@@ -309,12 +317,15 @@ class Guard:
         best = {next(iter(verdict.kept.values())).dtype: verdict for verdict in paying}
         return replace(max(found, key=_rank), options=tuple(best.values()))
 
-    def _begin(self, region: Region, state: Choice) -> Choice:
-        """Begin to price a region's 16-bit and coarsest forms; the neighbours beside which it is judged."""
+    def _begin(self, region: Region, state: Choice, *, again: bool = False) -> Choice:
+        """Begin to price a region in 16-bit and in the form that is tried first; the neighbours beside which it is
+        judged."""
         others = {node: op for node, op in state.items() if node not in region.nodes}
         subgraph = self._subgraph(region)
         if not isinstance(subgraph, str):
-            wanted = [others, *({**others, **self._forms(region, dtype)[-1]} for dtype in self._types(region))]
+            stays = again and len(others) < len(state)
+            forms = [state] if stays else [{**others, **self._forms(region, t)[-1]} for t in self._types(region)]
+            wanted = [others, *forms]
             self._prices.start([self._question(subgraph, choice) for choice in wanted])
         return others
 

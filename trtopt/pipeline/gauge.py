@@ -108,9 +108,9 @@ class Gauge:
         """
         job = self._job
         computed = () if job.host is None else job.host.own_outputs
-        record = AccuracyRecord(
-            0, job.source, "onnx-only", dict(outputs), host_outputs=computed, floor=floor_record(job, outputs)
-        )
+        own, ranked = job.parted(outputs)
+        floor = floor_record(job, own, ranked)
+        record = AccuracyRecord(0, job.source, "onnx-only", own, host_outputs=computed, floor=floor, ranked=ranked)
         found, budget = accuracy_drop(record), self.budget()
         least = replace(
             found,
@@ -213,7 +213,8 @@ def accuracy_drop(record: AccuracyRecord) -> Evaluation:
     else:
         drop = _largest(drop_of(found)[1] for found in judged)
     bounds = {} if record.floor is None else record.floor.outputs
-    bounded = [(bounds.get(name), found) for name, found in record.outputs.items() if name not in record.host_outputs]
+    compared = {**record.outputs, **record.ranked}
+    bounded = [(bounds.get(name), found) for name, found in compared.items() if name not in record.host_outputs]
     disagreement = _largest(1 - (found.top1_agreement or 0.0) for bound, found in bounded if bound == "agreement")
     noise = _largest(10 ** (-found.sqnr_db / 10) for bound, found in bounded if bound == "sqnr")
     return Evaluation(math.inf if broken else drop, error, disagreement, noise)

@@ -136,7 +136,7 @@ class PlanRunner:
         self._base, self._bound, self._on_event = without_qdq(base) if quantized else base, bound, on_event
         self._watched = _watched(base)
         self._names = [item.name for item in self._watched]
-        with OrtSession(self._base, self._names) as session:
+        with OrtSession(self._base, self._names, brief=True) as session:
             runs = ((feeds, session.run(feeds)) for feeds in up_to(samples, _MOST_SAMPLES))
             self._expected = list(_bounded(runs, lambda run: run[1]))
 
@@ -154,7 +154,8 @@ class PlanRunner:
     def __call__(self, plan: PrecisionPlan) -> Damage:
         """What ``plan`` does to the outputs."""
         sums = [Accumulator(least=item.least) for item in self._watched]
-        with OrtSession(fp32_emulation(apply_plan(self._base, plan)), self._names, keep_qdq=True) as session:
+        emulated = fp32_emulation(apply_plan(self._base, plan))
+        with OrtSession(emulated, self._names, keep_qdq=True, brief=True) as session:
             for feeds, expected in self._expected:
                 for item, total, reference, output in zip(
                     self._watched, sums, expected, session.run(feeds), strict=True

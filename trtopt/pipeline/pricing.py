@@ -142,10 +142,11 @@ class _Compilations:
             request = engine_request(ModelArtifact(model, None, ""), job, self._config, Path(folder))
             request = replace(request, key=named_key(model))
             shapes = static_shapes(model, job.target.shapes)
-            layers = layers_of_profile(self._compiler.layers(request))
-            full = layers
-            if profiles and not profiles[0].is_static:
-                static = self._compiler.layers(replace(request, profiles=(profiles[0].at_optimum(),)))
+            if not profiles or profiles[0].is_static:
+                layers = full = layers_of_profile(self._compiler.layers(request))
+            else:
+                found, static = self._compiler.ranged(request)
+                layers = layers_of_profile(found)
                 full = sized(layers, model, shapes, profiles, static) or static
         return priced_layers(layers, full, model, shapes, self._chip, tf32=job.tf32).total
 

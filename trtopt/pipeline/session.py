@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from trtopt.accuracy.metric import gate
 from trtopt.accuracy.reference import KeptOutputs, Reference
+from trtopt.accuracy.scores import ranked_in
 from trtopt.config import BuildConfig
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import TENSORRT_RTX
@@ -324,7 +325,9 @@ class _Run:
         bound = bound_of(precision, budget.sqnr_db) if precision is not None and is_rounded and not is_open else None
         loaded, host = inputs.loaded.model, self._parts.host
         names = [str(value.name) for value in loaded.graph.outputs] if host is None else host.watched
-        kept = None
+        is_plain = host is None and inputs.axes is None and inputs.recorded is None
+        ranked = ranked_in(loaded, own.rewritten.artifact.model) if is_plain and budget.floor is not None else ()
+        names, kept = [*names, *ranked], None
         if inputs.source != "synthetic":
             kept = KeptOutputs(loaded, names, self._config.cache_dir, self._clock.listen)
         return Verification(
@@ -340,7 +343,8 @@ class _Run:
             bound_db=bound,
             tolerances=self._config.tolerances,
             recorded=inputs.recorded,
-            fp32=Reference(loaded, None if host is None else host.watched, kept),
+            fp32=Reference(loaded, None if host is None and not ranked else names, kept),
+            ranked=ranked,
             saves=not self._settings.make_engine or self._config.save_onnx is not None,
         )
 
@@ -361,15 +365,25 @@ class _Run:
         """
         settings, target, clock = self._settings, self._target, self._clock
         lowering = self._lowering(way)
+        self._baseline.start()
         while True:
             lowered = Lowered(way.artifact, None, PrecisionRecord("as-is"))
             if lowering is not None:
                 lowered = lower(way.artifact, lowering, clock)
             lowered = store_weights(lowered, self._weights(way), clock)
             final = self._as_shipped(lowered.artifact)
-            cost = None
-            if below < math.inf or not settings.make_engine:
-                self._baseline.start()
+            cost = self._baseline.price_final(final) if below < math.inf else None
+            if below < math.inf and (cost is None or cost.predicted_us >= below):
+                return None
+            if not settings.make_engine:  # found beside the verification
+                self._baseline.start_final(final)
+                self._baseline.start_fixed(final)
+            job = replace(self._check, optimized=final.compared, feeds=final.feeds)
+            gauge = None if lowering is None or job.tensors else lowering.gauge
+            known = None if gauge is None else gauge.known(final.compared)
+            accuracy = verify(job, clock) if known is None else known
+            accuracy = with_saved_metric(accuracy, final.artifact.model, job, clock)
+            if not settings.make_engine:
                 try:
                     cost = self._baseline.price_final(final, refusals=below == math.inf)
                 except EngineBuildError as error:
@@ -377,20 +391,12 @@ class _Run:
                     if lowering is None:
                         raise
                     continue
-            if below < math.inf and (cost is None or cost.predicted_us >= below):
-                return None
-            job = replace(self._check, optimized=final.compared, feeds=final.feeds)
-            gauge = None if lowering is None or job.tensors else lowering.gauge
-            known = None if gauge is None else gauge.known(final.compared)
-            accuracy = verify(job, clock) if known is None else known
-            accuracy = with_saved_metric(accuracy, final.artifact.model, job, clock)
             failures = missed(lowered.search) + gate(accuracy, self._budget)
             built = Built(way.own, lowered, final, accuracy, None, failures, cost)
             is_refused = failures and not way.config.allow_accuracy_loss
             if not settings.make_engine or is_refused or (accepts is not None and accepts(built)):
                 return built
             compilation = Compilation(target.with_profiles(final.profiles), settings.uses_tf32, settings.cache)
-            self._baseline.start()
             self._baseline.start_fixed(final)
             self._job = job
             try:

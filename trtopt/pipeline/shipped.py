@@ -95,20 +95,20 @@ class Baseline:
         self._started: dict[str, Future[Cost]] = {}
         self._found: dict[str, Cost | None] = {}
         self._fixed: tuple[ir.Model, Future[Cost]] | None = None
+        self._shipping: tuple[ir.Model, Future[Cost]] | None = None
 
     def start(self) -> None:
-        """Begin to price it."""
+        """Begin to price it, on a clone: others work on the network meanwhile."""
         if self._pricer is None or self._started:
             return
-        network, precision = self.network, self.network.precision
+        network, precision = replace(self.network, model=self.network.model.clone()), self.network.precision
         form = "as-is" if precision is None else str(precision if precision.is_wide else precision.base)
         self._started[form] = self._pricer.start(lambda: self._final(network.plain()))
         for dtype in () if precision is None else network.target.quantized_types(precision):
-            self._started[str(dtype)] = self._pricer.start(partial(self._quantized, dtype))
+            self._started[str(dtype)] = self._pricer.start(partial(self._quantized, network, dtype))
 
-    def _quantized(self, dtype: Precision) -> Compiled:
+    def _quantized(self, network: Network, dtype: Precision) -> Compiled:
         """Q/DQ on every supported operator."""
-        network = self.network
         fixed = with_only_shape(network.model, network.profiles)
         shapes = {} if fixed is not network.model else network.target.shapes
         return self._final(written(fixed, dtype, shapes, network.target.backend))
@@ -132,10 +132,18 @@ class Baseline:
         pricer = self._pricer
         return None if pricer is None else pricer.result(pricer.start(lambda: self._final(model)), "what ships")
 
+    def start_final(self, final: FinalModel) -> None:
+        """Begin to price a model with its final inputs and outputs."""
+        asked = final.artifact.model, final.profiles
+        if self._pricer is not None and (self._shipping is None or self._shipping[0] is not asked[0]):
+            self._shipping = asked[0], self._pricer.start(lambda: asked)
+
     def price_final(self, final: FinalModel, *, refusals: bool = False) -> Cost | None:
-        """What a model with its final inputs and outputs costs; ``refusals`` as for :meth:`Pricer.result`."""
-        pricer, asked = self._pricer, (final.artifact.model, final.profiles)
-        return None if pricer is None else pricer.result(pricer.start(lambda: asked), "what ships", refusals=refusals)
+        """What such a model costs; ``refusals`` as for :meth:`Pricer.result`."""
+        self.start_final(final)
+        if self._pricer is None or self._shipping is None:
+            return None
+        return self._pricer.result(self._shipping[1], "what ships", refusals=refusals)
 
     def start_fixed(self, final: FinalModel) -> None:
         """Begin to price a model of a range of shapes at its optimum, where the judge sees ranges."""

@@ -84,6 +84,8 @@ class Verification:
         fp32: The FP32 outputs of ``reference``; forms of one verification (:func:`dataclasses.replace`) share them.
         noise: How many times the optimized graph's errors are compared; 1 as they are.
         saves: Whether the optimized graph is written to a file.
+        ranked: Tensors that a selection ranks or takes, which are compared beside the outputs; of models whose rows
+            are run one by one and that the engine computes whole.
         settles: Told the outputs so far and the share of the samples that they are of; whether they are enough.
     """
 
@@ -104,6 +106,7 @@ class Verification:
     fp32: Reference = field(default=None, repr=False)  # type: ignore[assignment]
     noise: float = 1.0
     saves: bool = False
+    ranked: tuple[str, ...] = ()
     settles: Callable[[Mapping[str, OutputAccuracy], float], bool] | None = None
 
     def __post_init__(self) -> None:
@@ -113,7 +116,21 @@ class Verification:
     @property
     def watched(self) -> tuple[str, ...] | None:
         """The values of the reference that are compared; None for its outputs."""
-        return None if self.host is None else self.host.watched
+        if self.host is not None:
+            return self.host.watched
+        return self.compared_in(self.reference) if self.ranked else None
+
+    def compared_in(self, model: ir.Model) -> tuple[str, ...]:
+        """What is compared of those that a graph computes: the outputs, and what they are selected from."""
+        there = {str(value.name) for node in model.graph for value in node.outputs} if self.ranked else ()
+        return (*(str(value.name) for value in self.reference.graph.outputs), *(n for n in self.ranked if n in there))
+
+    def parted(
+        self, compared: Mapping[str, OutputAccuracy]
+    ) -> tuple[dict[str, OutputAccuracy], dict[str, OutputAccuracy]]:
+        """The outputs, and what they are selected from."""
+        ranked = {name: found for name, found in compared.items() if name in self.ranked}
+        return {name: found for name, found in compared.items() if name not in ranked}, ranked
 
     def is_clear(self, outputs: Mapping[str, OutputAccuracy]) -> bool:
         """Whether every output is far above ``bound_db``, with the same answers throughout."""
@@ -138,8 +155,10 @@ def reference_of(job: Verification) -> Iterator[Runner]:
 @contextmanager
 def emulation_of(job: Verification) -> Iterator[Runner]:
     """The optimized graph as an engine rounds it."""
+    emulated = fp32_emulation(job.optimized)
+    names = job.compared_in(emulated) if job.ranked else None
     with (
-        OrtSession(fp32_emulation(job.optimized), keep_qdq=True) as session,
+        OrtSession(emulated, names, keep_qdq=True) as session,
         as_whole(session, job.host) as whole,
     ):
         yield job.batched(whole)
@@ -191,7 +210,8 @@ def verify(job: Verification, clock: Clock) -> AccuracyRecord:
     with clock.stage("verify"), reference_of(job) as first, emulation_of(job) as second:
         clock.listen(Event("start", "verify", total=total))
         compared = second if job.noise == 1 else _Amplified(first, second, job.noise)
-        outputs = _compared(job, (first, compared), samples, "verify", clock)
+        exact = SelectedOutputs(first, second.output_names) if job.ranked else first
+        outputs, ranked = job.parted(_compared(job, (exact, compared), samples, "verify", clock))
         metric = None if job.metric is None else metric_of(job.metric, job, second, outputs)
         clock.listen(Event("end", "verify"))
     tensors, entry = None, None
@@ -211,7 +231,8 @@ def verify(job: Verification, clock: Clock) -> AccuracyRecord:
         tensors=tensors,
         first_bad=entry,
         host_outputs=computed,
-        floor=floor_record(job, outputs),
+        floor=floor_record(job, outputs, ranked),
+        ranked=ranked,
         notes=_notes(job, samples, outputs),
         selections=tuple(name for name, holds in held_by(job.reference, outputs).items() if holds == "selection"),
     )
@@ -220,6 +241,8 @@ def verify(job: Verification, clock: Clock) -> AccuracyRecord:
 def _compared(
     job: Verification, runners: tuple[Runner, Runner], samples: _Counted, task: str, clock: Clock
 ) -> dict[str, OutputAccuracy]:
+    values = (value for node in job.reference.graph for value in node.outputs)
+    compared = [value for value in values if value.is_graph_output() or value.name in job.ranked]
     return compare(
         *runners,
         samples,
@@ -229,7 +252,8 @@ def _compared(
         sums=sums_of(
             job.tolerances,
             {str(state.output.name) for state in find_states(job.reference)},
-            job.reference.graph.outputs,
+            compared,
+            job.ranked,
         ),
     )
 
@@ -282,15 +306,17 @@ class _Counted:
         return self._is_clear(outputs)
 
 
-def floor_record(job: Verification, outputs: Mapping[str, OutputAccuracy]) -> FloorRecord | None:
-    """The floor, and by which of its bounds each output is judged."""
+def floor_record(
+    job: Verification, outputs: Mapping[str, OutputAccuracy], ranked: Mapping[str, OutputAccuracy]
+) -> FloorRecord | None:
+    """The floor, and by which of its bounds each output, and what outputs are selected from, is judged."""
     if job.floor is None:
         return None
     judged: dict[str, Literal["agreement", "sqnr", "none"]] = {}
     for name, holds in held_by(job.reference, outputs).items():
         has_top1 = outputs[name].top1_agreement is not None
         judged[name] = "none" if holds == "selection" else "agreement" if holds == "scores" and has_top1 else "sqnr"
-    return FloorRecord(job.floor.agreement, job.floor.sqnr_db, judged)
+    return FloorRecord(job.floor.agreement, job.floor.sqnr_db, {**judged, **dict.fromkeys(ranked, "sqnr")})
 
 
 def _notes(job: Verification, ran: _Counted, outputs: Mapping[str, OutputAccuracy]) -> tuple[str, ...]:
@@ -353,7 +379,8 @@ def verify_engine(
             engine_of(job, engine, backend, options) as runner,
         ):
             watched = _Watched(runner)
-            outputs = _compared(job, (first, watched), _Counted(job), "verify engine", clock)
+            exact = SelectedOutputs(first, watched.output_names) if job.ranked else first
+            outputs = _compared(job, (exact, watched), _Counted(job), "verify engine", clock)
             metric = None if job.metric is None else _measured_on_engine(job.metric, job, runner, outputs, clock)
     except (TargetError, UsageError) as error:
         if isinstance(error, UsageError) and (watched is None or error is not watched.refused):

@@ -68,12 +68,12 @@ def _difference(expected: ir.Model, found: ir.Model, shapes: Mapping[str, tuple[
     feeds = _random_feeds(expected, shapes)
     fuse = len(expected.graph) < _MANY_NODES
     try:
-        with OrtSession(expected, fuse=fuse) as session:
+        with OrtSession(expected, fuse=fuse, brief=True) as session:
             before = session.run(feeds)
     except InvalidModelError:
         return None
     try:
-        with OrtSession(found, fuse=fuse) as session:
+        with OrtSession(found, fuse=fuse, brief=True) as session:
             after = session.run(feeds)
     except InvalidModelError as error:
         return error.what
@@ -95,7 +95,7 @@ def _nudged(model: ir.Model, feeds: Mapping[str, np.ndarray], fuse: bool) -> lis
     for name, array in feeds.items():
         factors = 1 + _NUDGE * rng.standard_normal(array.shape, dtype=np.float32)
         near[name] = (array * factors).astype(array.dtype) if array.dtype.kind == "f" else array
-    with OrtSession(model, fuse=fuse) as session:
+    with OrtSession(model, fuse=fuse, brief=True) as session:
         return session.run(near)
 
 

@@ -204,6 +204,7 @@ class AccuracyRecord:
         notes: What the reader has to know of the samples, a sentence each: their number's own noise, samples left out.
         selections: Of ``outputs``, those behind a selection (TopK, boxes): the least rounding makes entries change
             places, so that their SQNR says little.
+        ranked: By name, the tensors that those selections rank or take: in 8 bits these keep the floor for them.
     """
 
     samples: int
@@ -220,6 +221,7 @@ class AccuracyRecord:
     floor: FloorRecord | None = None
     notes: tuple[str, ...] = ()
     selections: tuple[str, ...] = ()
+    ranked: dict[str, OutputAccuracy] = field(default_factory=dict)
 
     @property
     def product_metric(self) -> MetricRecord | None:

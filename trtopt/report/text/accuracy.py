@@ -70,6 +70,8 @@ def accuracy_section(report: BuildReport) -> list[Block]:
     if record.selections:
         names = some(list(record.selections))
         body.append(line(f"behind a selection, where the least rounding makes entries change places: {names}"))
+    if record.ranked:
+        body.append(accuracy_table("selected from", record.ranked))
     if record.floor is not None:
         body.append(line(f"floor: {floor_text(record.floor)}"))
     body += [line(text) for text in _tolerances(record.engine or record.outputs)]
