@@ -80,8 +80,8 @@ def neusight(table: str, op: Op) -> Dataset:
 
 
 def cudnn_norms(table: str, gpu: str, backend: str) -> Dataset:
-    """The norms of one backend, BF16: kernels alone, with the L2 flushed: nothing that they read is there, and what they
-    write drives out what is. A group is a row."""
+    """The norms of one backend, BF16: kernels alone, with the L2 flushed: nothing that they read is there, and what
+    they write drives out what is. A group is a row."""
     known = find_gpu(gpu)
     with gzip.open(PROFILES / "norms" / f"norms_cudnn_{table}.csv.gz", "rt") as file:
         found = [row for row in csv.DictReader(file) if row["backend"] == backend and row["norm_type"] == "rms_norm"]
