@@ -25,6 +25,7 @@ SHARES = {
     "dram_share": 1.0,
     "wave_smoothing": 1.0,
     "l2_bytes_per_clock": 64.0,
+    "l2_share": 1.0,
     "sm_bytes_per_clock": 128.0,
     "misaligned_share": 1.0,
     "conv_share": 1.0,

@@ -7,7 +7,7 @@ import dataclasses
 import gzip
 from dataclasses import dataclass
 
-from data import PROFILES, Dataset, Sample, product
+from data import IN_TURN, PROFILES, Dataset, Sample, in_turn, product, weights_in_turn
 
 from trtopt.hardware.spec import find_gpu
 from trtopt.roofline.layer import Timing
@@ -16,6 +16,10 @@ from trtopt.support.precision import ELEMENT_BYTES, Precision
 
 _RESULT_BYTES = 2
 """Bytes of an element of the input before it is quantized, and of the result: BF16 or FP16."""
+
+
+_WIDTH = 12288
+"""Columns of the products in front of a plugin's."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ FORMATS = {
 
 def quantized_table(name: str, gpu: str, format_name: str, floor_us: float = 0.0, least_m: int = 0) -> Dataset:
     """The products of one format from ``floor_us`` microseconds and ``least_m`` rows on; a group is a pair (n, k)."""
-    item = FORMATS[format_name]
+    item, known = FORMATS[format_name], find_gpu(gpu)
     with gzip.open(PROFILES / "gemm-8bit" / f"gemm_8bit_{name}.csv.gz", "rt") as file:
         rows = [row for row in csv.DictReader(file) if row["gemm_dtype"] == format_name]
     samples = []
@@ -66,8 +70,18 @@ def quantized_table(name: str, gpu: str, format_name: str, floor_us: float = 0.0
         m, n, k, time = int(row["m"]), int(row["n"]), int(row["k"]), float(row[item.column]) * 1e3
         if m >= least_m and time >= max(floor_us, 1e-3):
             before = quantize(Gemm(m, n, k), item) if item.quantizes else None
-            samples.append(Sample(quantized_product(m, n, k, item), time, f"{n}x{k}", before))
-    return Dataset(f"{name} {format_name}", find_gpu(gpu), tuple(samples), item.timing)
+            alone = quantized_product(m, n, k, item)
+            turns = weights_in_turn(alone, known)
+            work = in_turn(alone, turns) if name in IN_TURN else _behind_others(alone, k)
+            samples.append(Sample(work, time, f"{n}x{k}", before))
+    return Dataset(f"{name} {format_name}", known, tuple(samples), item.timing)
+
+
+def _behind_others(work: Work, k: int) -> Work:
+    """A product of a plugin as it was timed: the last layer of an engine, behind three others of 16 bits
+    (ai-dynamo/aiconfigurator, collector/trtllm/collect_gemm_trt.py: k x w, w x w and w x k, w = 12288)."""
+    others = (2 * k + _WIDTH) * _WIDTH * _RESULT_BYTES
+    return dataclasses.replace(work, inference_bytes=work.bytes + others)
 
 
 def quantized_product(m: int, n: int, k: int, item: Format) -> Work:

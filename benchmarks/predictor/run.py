@@ -22,7 +22,7 @@ import numpy as np
 import scipy
 from attention_rows import attention_rows
 from calibration_rows import calibration_rows
-from data import TABLES, Dataset, deepbench, engines_of, gemm_table, tensorrt_layers
+from data import TABLES, Dataset, deepbench, engines_of, gemm_table, taking_turns, tensorrt_layers
 from end_to_end import lines, score_end_to_end
 from fit import engine_constants, layer_constants, product_constants, unseen_constants, v100_constants
 from fitting import START, Measured
@@ -78,7 +78,8 @@ def table_rows(tables: dict[str, Dataset]) -> list[Row]:
         rows.append(half_and_half(table, half, lambda groups, t=table: predictor(product_constants(t, groups)), "GEMM"))
     for name, table in tables.items():
         rest = [other for key, other in tables.items() if key != name]
-        fold = (predictor(unseen_constants(rest)), [Measured.of(other) for other in rest], Measured.of(table))
+        test = Measured.of(taking_turns(table))
+        fold = (predictor(unseen_constants(rest)), [Measured.of(other) for other in rest], test)
         rows.append(compare(f"{table.gpu.name}: GEMM, GPU left out", limits[name][1], [fold]))
     return rows
 

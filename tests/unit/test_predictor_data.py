@@ -89,6 +89,30 @@ def test_every_bf16_product_of_the_tables_is_read(name: str) -> None:
     assert all(sample.group == f"{sample.work.gemm.n}x{sample.work.gemm.k}" for sample in found.samples)
 
 
+@pytest.mark.parametrize(
+    ("n", "k", "weights"),
+    [
+        (8192, 16384, 1),
+        (8192, 8192, 1),
+        (8192, 7168, 2),
+        (4096, 8192, 2),
+        (5120, 5120, 3),
+        (2048, 5120, 5),
+        (128, 128, 5),
+    ],
+)
+def test_products_take_turns_with_weights_that_fill_the_cache(n: int, k: int, weights: int) -> None:
+    """128 MiB of L2; 16 bits an element, five at most."""
+    work = data().product(16, n, k, "bf16")
+    assert data().weights_in_turn(work, dataset("rtx_pro_6000_server").gpu) == weights
+    assert data().in_turn(work, weights).inference_bytes == weights * work.weight_bytes + 32 * (n + k)
+
+
+def test_products_of_an_earlier_release_are_taken_as_alone() -> None:
+    assert not any(sample.work.inference_bytes for sample in dataset("a100_sxm").samples)
+    assert all(sample.work.inference_bytes for sample in dataset("h100_sxm").samples)
+
+
 @pytest.mark.parametrize(("kind", "rows"), DEEPBENCH.items())
 def test_every_row_of_deepbench_is_read(kind: str, rows: int) -> None:
     found = dataset(kind)

@@ -44,6 +44,6 @@ def test_kernels_of_a_gpu_that_nothing_was_fitted_to(scores: ModuleType, name: s
 def test_one_more_kernel_behind_a_product_costs_what_is_predicted(scores: ModuleType) -> None:
     added = scores.Measured.of(scores.behind_products("h200"))
     predicted = added.predict(constants_for(added.dataset.gpu))
-    assert len(predicted) == 21
+    assert len(predicted) == 14
     assert abs(predicted.sum() / added.measured_us.sum() - 1) < 0.1
     assert np.mean(np.abs(predicted / added.measured_us - 1)) < 0.2

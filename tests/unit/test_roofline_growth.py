@@ -110,6 +110,47 @@ def test_larger_images_and_batches(
         assert growth(before, after, gpu) > 0.98
 
 
+def at_least(gpu: GpuSpec, other: GpuSpec) -> bool:
+    """Whether a GPU of the same architecture has no less of anything, in each of its SMs either."""
+    sizes = ("sm", "clock_tensor_mhz", "bandwidth_gbs", "l2_mib", "tdp_w")
+    more = all(getattr(gpu, name) >= getattr(other, name) for name in sizes)
+    same = gpu.compute_capability == other.compute_capability
+    units = other.fma_per_clock_per_sm.items()
+    return more and same and all(gpu.fma_per_clock_per_sm.get(name, 0) >= count for name, count in units)
+
+
+PAIRS = [(less, more) for less in FP16 for more in FP16 if more is not less and at_least(more, less)]
+
+
+@given(st.sampled_from(PAIRS), st.data(), many=400)
+def test_a_gpu_with_more_of_everything_is_not_slower(pair: tuple[GpuSpec, GpuSpec], data: st.DataObject) -> None:
+    m, n, k = (data.draw(sizes) for _ in range(3))
+    heads = data.draw(st.integers(1, 64))
+    rows = RowSizes(m, n)
+    work = data.draw(
+        st.sampled_from(
+            [
+                product(m, n, k, aligned=True),
+                attention(AttentionSizes(m, k, 64, 64, heads, heads)),
+                stream(2 * m * n + 2),
+                dataclasses.replace(stream(4 * m * n, flop=8 * m * n), rows=rows),
+            ]
+        )
+    )
+    less, more = (layer_times((work,), gpu, constants_for(gpu))[0].predicted_us for gpu in pair)
+    assert more < 1.03 * less
+
+
+@given(st.sampled_from(combinations()), st.data(), many=200)
+def test_narrower_types_are_not_slower_on_large_products(chip: tuple[GpuSpec, Precision], data: st.DataObject) -> None:
+    gpu, dtype = chip
+    m, n, k = (64 * data.draw(st.integers(8, 160)) for _ in range(3))
+    if dtype not in (Precision.FP8, Precision.INT8) or not supports(gpu, Precision.FP16):
+        return
+    narrow, wide = layer_times((product(m, n, k, dtype), product(m, n, k)), gpu, constants_for(gpu))
+    assert narrow.predicted_us < 1.02 * wide.predicted_us
+
+
 @pytest.mark.parametrize("gpu", {gpu.name: gpu for gpu, _ in combinations()}.values(), ids=lambda gpu: gpu.name)
 def test_the_smallest_kernel_takes_a_launch_on_every_gpu(gpu: GpuSpec) -> None:
     dtype = Precision.FP16 if supports(gpu, Precision.FP16) else Precision.FP32

@@ -81,6 +81,17 @@ def test_fp4_has_no_small_tile_and_no_split_sum() -> None:
     assert TILES[choice.tile[0]][1] >= 64
 
 
+def test_fp8_with_scales_per_block_has_the_blocks_tiles_and_narrow_weights_have_not() -> None:
+    """128 by 128 of a weight share a scale, so that no tile is smaller; INT4 weights of FP16 products have such too."""
+    batch = Batch.of(
+        [quantized(512, 128, 2048, Precision.FP8, block=128), quantized(1, 1024, 2048, Precision.FP16, 4, 128)], H100
+    )
+    choice = batch.predict(constants_for(H100)).choice
+    assert choice is not None
+    assert min(TILES[choice.tile[0]]) >= 128
+    assert min(TILES[choice.tile[1]]) < 128
+
+
 @pytest.mark.parametrize("bits", (4, 8))
 def test_narrow_weights_are_read_as_they_are_and_turned_into_16_bits_per_tile(bits: int) -> None:
     """Few rows: the time of their bytes; many: more than that of 16-bit ones."""

@@ -64,7 +64,7 @@ def test_the_weights_of_a_loop_stay_from_step_to_step() -> None:
     assert layer_time(replace(work, inference_bytes=1 << 30), L4) == layer_time(work, L4)
 
 
-@pytest.mark.parametrize(("compute_capability", "held"), [("8.9", 1.0), ("9.0", 0.75)])
+@pytest.mark.parametrize(("compute_capability", "held"), [("8.9", 1.05), ("9.0", 0.75)])
 def test_the_edge_is_where_the_least_recently_used_has_gone(compute_capability: str, held: float) -> None:
     touched = np.array([0, 0.9, 1.1, 1e6]) * held * 2**25
     moved = np.full(4, 100.0)

@@ -327,6 +327,7 @@ class Guard:
         if again and now and len(self._types(region)) == 1:
             kept = self._tried(region, now, subgraph, others, whole)
             if kept.kept:
+                kept = self._with_residuals(kept, now, subgraph, others, whole)
                 return replace(kept, options=(kept,))
         found = [self._of_type(region, dtype, subgraph, others, whole) for dtype in self._types(region)]
         if not any(verdict.kept for verdict in found) and 1 < len(region.nodes) <= _SINGLES:
@@ -351,11 +352,7 @@ class Guard:
     def _of_type(
         self, region: Region, dtype: Precision, subgraph: Subgraph, others: Choice, whole: Priced
     ) -> RegionVerdict:
-        """The best form of a type: the coarsest is the fastest; where it pays, a more accurate one may cost some.
-
-        Where an addition reads the same tensor as a residual, it may read it quantized too, if INT8 or FP8 holds the
-        tensor well.
-        """
+        """The best form of a type: the coarsest is the fastest; where it pays, a more accurate one may cost some."""
         fine, coarse = self._forms(region, dtype)
         best = self._tried(region, coarse, subgraph, others, whole)
         if self._following is not None and len(self._types(region)) == 1:
@@ -365,13 +362,20 @@ class Guard:
             accurate = self._tried(region, fine, subgraph, others, whole)
             if accurate.kept and (not best.kept or accurate.saved_us >= best.saved_us - _least(best)):
                 best, form = accurate, fine
-        skips = () if any(op.skips for op in form.values()) else self._residuals(region, form)
-        if skips:
-            quantized = {node: replace(op, skips=skips) for node, op in form.items()}
-            other = self._tried(region, quantized, subgraph, others, whole)
-            if other.kept and (not best.kept or other.saved_us >= best.saved_us + _RESIDUAL_GAIN * _least(best)):
-                best = other
-        return best
+        return self._with_residuals(best, form, subgraph, others, whole)
+
+    def _with_residuals(
+        self, best: RegionVerdict, form: Choice, subgraph: Subgraph, others: Choice, whole: Priced
+    ) -> RegionVerdict:
+        """The better of a verdict on a form, and that on the same form where additions that read the region's tensor
+        as a residual read it quantized too, if INT8 or FP8 holds the tensor well."""
+        skips = () if any(op.skips for op in form.values()) else self._residuals(best.region, form)
+        if not skips:
+            return best
+        quantized = {node: replace(op, skips=skips) for node, op in form.items()}
+        other = self._tried(best.region, quantized, subgraph, others, whole)
+        is_better = not best.kept or other.saved_us >= best.saved_us + _RESIDUAL_GAIN * _least(best)
+        return other if other.kept and is_better else best
 
     def _residuals(self, region: Region, form: Choice) -> tuple[str, ...]:
         """The additions that read the region's tensor as a residual, where that keeps enough of it."""

@@ -168,12 +168,13 @@ _L2_IN_TWO = ("8.0", "9.0", "10.0", "10.3")
 """Compute capabilities of GPUs whose L2 cache is in two parts, each for half of the SMs (NVIDIA A100 and H100
 architecture white papers), so that some of what both read stands there twice."""
 
-_HELD_IN_TWO = 0.75
+_HELD_IN_TWO, _HELD_IN_ONE = 0.75, 1.05
 _EDGE = 32
-"""How much of such a cache holds different bytes, and how sharp its edge is. From the loops over five products with
-weights of their own that :mod:`trtopt.roofline.constants` is fitted to, rows of up to 16: RTX PRO 6000 reads weights
-at 1.6 to 2.3 times the DRAM's bandwidth as long as the five take up to 0.98 of the cache and at 0.83 to 0.92 from 1.17
-on; H100 at up to 1.1 times to 0.70, and as slowly as all larger ones from 0.80 on. A100's rows show no edge."""
+"""How much of such a cache holds different bytes, how much another one, and how sharp the edge is. From the products
+that :mod:`trtopt.roofline.constants` is fitted to, which take turns with others that have weights of their own, rows of
+8 to 64: RTX PRO 6000 reads weights at 1.8 times the DRAM's bandwidth as long as all of them take up to 1.03 of the
+cache and at 0.9 from 1.08 on; H100 at up to 1.7 times to 0.75, and as slowly as all larger ones from 0.80 on. A100's
+rows show no edge."""
 
 
 def cold_share(once: Array, moved: Array, inference: Array, l2_bytes: float, compute_capability: str) -> Array:
@@ -187,7 +188,7 @@ def cold_share(once: Array, moved: Array, inference: Array, l2_bytes: float, com
         l2_bytes: Size of the L2 cache.
         compute_capability: Of the GPU.
     """
-    held = l2_bytes * (_HELD_IN_TWO if compute_capability in _L2_IN_TWO else 1.0)
+    held = l2_bytes * (_HELD_IN_TWO if compute_capability in _L2_IN_TWO else _HELD_IN_ONE)
     left = 1 - 1 / (1 + np.minimum(inference / held, 2.0) ** _EDGE)
     found: Array = np.minimum(once / np.maximum(moved, 1.0), 1.0) * left
     return found

@@ -3,7 +3,8 @@
 ========================  ===========================================================================================
 INT8 operands             nothing
 FP8, a scale per tensor   the main loop reaches ``fp8_share`` of what one of 16 bits does of its peak
-FP8, a scale per block    ``block_share`` of that: sums are scaled on CUDA cores after each block; a sum is not split
+FP8, a scale per block    ``block_share`` of that: sums are scaled on CUDA cores after each block; tiles of 128 rows and
+                          columns at least, as the weight's blocks are; a sum is not split
 FP4, a scale per block    ``fp8_share``; tiles of 128 rows and 64 columns at least; a sum is not split
 narrow weights            they reach an SM as they are; each tile turns its own into 16 bits, ``dequant_cycles`` an
                           element; two blocks share a sum at most
@@ -31,8 +32,8 @@ Array = npt.NDArray[np.float64]
 _FLOATS = (Precision.FP8, Precision.FP4)
 """Types of operands whose main loops stay behind those of 16 bits; INT8 on an A100 does not."""
 
-_COLUMNS_FP4, _ROWS_FP4 = 64, 128
-"""Least tile of a kernel of FP4 operands."""
+_COLUMNS_FP4, _COLUMNS_FP8, _ROWS = 64, 128, 128
+"""Least tile of a kernel whose operands have a scale per block."""
 
 _NARROW_SPLIT = 2.0
 """Blocks that share a tile's sum at most where weights are turned into another type."""
@@ -60,14 +61,16 @@ class MainLoop:
         """Those of ``works``, all of which have a product."""
         narrow = np.array([0 < work.weight_bits < 8 * ELEMENT_BYTES[work.dtype] for work in works], dtype=bool)
         blocked = np.array([work.scale_block > 0 for work in works], dtype=bool)
-        fp4 = blocked & np.array([work.dtype == Precision.FP4 for work in works], dtype=bool)
+        fp4, fp8 = (
+            blocked & np.array([work.dtype == each for work in works]) for each in (Precision.FP4, Precision.FP8)
+        )
         operand = np.array([ELEMENT_BYTES[work.dtype] for work in works], dtype=np.float64)
         bits = np.array([work.weight_bits for work in works], dtype=np.float64)
         return MainLoop(
             weight_bytes=np.where(narrow, bits / 8, operand),
             dequantized=np.where(narrow, 1.0, 0.0),
-            least_m=np.where(fp4, float(_ROWS_FP4), 0.0),
-            least_n=np.where(fp4, float(_COLUMNS_FP4), 0.0),
+            least_m=np.where(fp4 | fp8, float(_ROWS), 0.0),
+            least_n=np.where(fp4, float(_COLUMNS_FP4), np.where(fp8, float(_COLUMNS_FP8), 0.0)),
             most_split=np.where(narrow, _NARROW_SPLIT, np.where(blocked, 1.0, np.inf)),
         )
 
