@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtopt import api
 from trtopt.config import BuildConfig, Floor
+from trtopt.config.budget import RANDOM_DB
 from trtopt.events import ignore
 from trtopt.graph.artifact import InputSpec
 from trtopt.pipeline.settings import settle
@@ -168,6 +169,20 @@ def test_what_was_given_takes_the_place_of_the_default(options: dict[str, Any], 
     settings = settle(Path("model.onnx"), config, None, Clock(ignore), make_engine=False)
     samples = open_samples({"x": spectra(1)}, [InputSpec("x", np.dtype(np.float32), (1, FRAMES, BINS))])
     assert settings.checked_on(samples).budget.floor == floor
+
+
+def test_auto_holds_the_noise_of_outputs_on_random_data_and_answers_on_real_data(tmp_path: Path) -> None:
+    budgets = {}
+    for source, calib in (("random", None), ("real", {"x": spectra(8)})):
+        save_keywords(tmp_path / "model.onnx")
+        config = BuildConfig(precision="auto", output="out.onnx", backend="tensorrt", gpu="L4")
+        settings = settle(tmp_path / "model.onnx", config, calib, Clock(ignore), make_engine=False)
+        loaded = load(tmp_path / "model.onnx")
+        samples = open_samples(calib if calib is not None else SYNTHETIC, loaded.inputs)
+        budgets[source] = settings.checked_on(samples, loaded.model).budget
+        assert settings.checked_on(samples).budget.drop == 0.01  # with a metric
+    assert (budgets["random"].drop, budgets["random"].sqnr_db) == (None, RANDOM_DB)
+    assert (budgets["real"].drop, budgets["real"].sqnr_db) == (0.01, None)
 
 
 def test_the_nearer_to_the_floor_the_smaller_the_excess() -> None:

@@ -97,6 +97,10 @@ DEFAULT_FLOOR = Floor(0.98, 20.0)
 """The floor of INT8 and FP8 on a caller's samples."""
 
 
+RANDOM_DB = 22.0
+"""What outputs keep on random data where a search needs a bound: the floor of real data, and 2 dB for other samples."""
+
+
 @dataclass(frozen=True)
 class AccuracyBudget:
     """How much accuracy may be lost, and who says so.
@@ -148,6 +152,10 @@ class AccuracyBudget:
     def halved(self) -> AccuracyBudget:
         """With half of the drop, where the other half is for something else."""
         return self if self.drop is None else replace(self, drop=self.drop / 2)
+
+    def on_random_data(self) -> AccuracyBudget:
+        """What a default is where nobody gave samples: which element of an output is the largest says nothing then."""
+        return replace(self, drop=None, sqnr_db=RANDOM_DB) if self.is_default and self.sqnr_db is None else self
 
     def as_asked(self) -> AccuracyBudget:
         """Without a drop that nobody gave."""

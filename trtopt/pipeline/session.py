@@ -125,7 +125,8 @@ def run_build(
     limit_runs(config.run_limit)
     settings = settle(path, config, sources.calib, clock, make_engine=make_engine)
     inputs = read_inputs(settings, sources, clock)
-    return _Run(settings.checked_on(inputs.check), inputs, clock, target).run()
+    compared = inputs.loaded.model if inputs.metric is None else None
+    return _Run(settings.checked_on(inputs.check, compared), inputs, clock, target).run()
 
 
 @dataclass(frozen=True)
@@ -327,9 +328,8 @@ class _Run:
         names = [str(value.name) for value in loaded.graph.outputs] if host is None else host.watched
         is_plain = host is None and inputs.axes is None and inputs.recorded is None
         ranked = ranked_in(loaded, own.rewritten.artifact.model) if is_plain and budget.floor is not None else ()
-        names, kept = [*names, *ranked], None
-        if inputs.source != "synthetic":
-            kept = KeptOutputs(loaded, names, self._config.cache_dir, self._clock.listen)
+        names, given = [*names, *ranked], inputs.source != "synthetic"
+        kept = KeptOutputs(loaded, names, self._config.cache_dir, self._clock.listen) if given else None
         return Verification(
             loaded,
             own.rewritten.artifact.model,

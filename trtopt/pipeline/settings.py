@@ -14,6 +14,7 @@ import onnx_ir as ir
 from trtopt.accuracy.box_forms import parse_boxes
 from trtopt.accuracy.metric import Metric, load_metric, python_metric
 from trtopt.accuracy.recorded import Recorded, read_recorded
+from trtopt.accuracy.scores import ranked_in
 from trtopt.config import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, AccuracyBudget, BuildConfig, Floor, flag
 from trtopt.config.idle import idle_options
 from trtopt.config.paths import check_files, files_read
@@ -128,9 +129,13 @@ class BuildSettings:
         """Whether FP32 products may be TF32."""
         return self.precision == Precision.TF32
 
-    def checked_on(self, samples: Samples) -> BuildSettings:
-        """The settings once it is known what is verified on: a caller's samples give INT8 and FP8 a floor."""
-        return replace(self, budget=replace(self.budget, floor=_floor(self.config, self.precision, samples)))
+    def checked_on(self, samples: Samples, compared: ir.Model | None = None) -> BuildSettings:
+        """The settings once it is known what is verified on: a caller's samples give INT8 and FP8 a floor, and random
+        ones bound the noise of ``compared``, None with a metric, unless its outputs are selections."""
+        budget, is_random = self.budget, compared is not None and samples.source == SYNTHETIC
+        if is_random and compared is not None and not prunes(self.config) and not ranked_in(compared):
+            budget = budget.on_random_data()
+        return replace(self, budget=replace(budget, floor=_floor(self.config, self.precision, samples)))
 
     def budget_after(self, is_pruned: bool) -> AccuracyBudget:
         """The budget once it is known whether a weight was pruned.
