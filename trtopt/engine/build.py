@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,8 +107,13 @@ def build_engine(request: BuildRequest, on_event: OnEvent = ignore, cache: Engin
     def make() -> Compiled:
         first, *static = _builds(request)
         with held_timing(timing, request, cache, on_event) as now, ThreadPoolExecutor(1) as beside:
-            sizes = [beside.submit(_run, item, settings, timing, ignore, keep_engine=False) for item in static]
+
+            def begin() -> list[Future[Compiled]]:
+                return [beside.submit(_run, item, settings, timing, ignore, keep_engine=False) for item in static]
+
+            sizes = [] if request.weights else begin()
             compiled = _run(first, settings, now, on_event)
+            sizes = sizes or begin()  # two builds of more than a gigabyte of weights need not fit memory
             if compiled.timing_cache is not None and request.timing_cache is not None:
                 atomic_write(request.timing_cache, compiled.timing_cache)
             elif cache is not None and timing.name and compiled.timing_cache is not None:
@@ -484,9 +489,12 @@ class CompilerPool:
     def ranged(self, request: BuildRequest) -> tuple[tuple[LayerInfo, ...], tuple[LayerInfo, ...]]:
         """The layers for the first profile of ``request``, and those of a static build at its optimum, made at once.
 
-        A list of layers of open sizes does not tell them; the static one does.
+        A list of layers of open sizes does not tell them; the static one does. With files of weights, which hold more
+        than a gigabyte, one is made after the other.
         """
         static = replace(request, profiles=(request.profiles[0].at_optimum(),))
+        if request.weights:
+            return self.layers(request), self.layers(static)
         with ThreadPoolExecutor(1) as other:
             begun = other.submit(self.layers, static)
             return self.layers(request), begun.result()

@@ -176,7 +176,7 @@ class CompilerJudge:
         formats = dict.fromkeys(_maps(model), _CHANNELS_LAST) if inner else io_formats(self._io)
         with TemporaryFolder() as folder:
             path = Path(folder) / "model.onnx"
-            save_model(model, path)
+            weights = save_model(model, path)[1:]
             request = BuildRequest(
                 onnx=path,
                 backend=TENSORRT_RTX,
@@ -185,6 +185,7 @@ class CompilerJudge:
                 tf32=self._tf32,
                 plugins=self._plugins,
                 formats=formats,
+                weights=weights,
                 key="" if inner else named_key(model),
             )
             layers, full, shapes = self._compiled(request, model, inner=inner)
