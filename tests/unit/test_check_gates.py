@@ -195,6 +195,12 @@ def test_an_output_measured_in_another_way_before_is_not_judged() -> None:
     assert gate.verdict == "not judged" and gate.reason == "the baseline has no top-1 agreement of it"
 
 
+def test_a_baseline_that_did_not_know_what_holds_scores_is_judged_by_what_is_known_now() -> None:
+    states = facts(metric=None, outputs={"scores": dataclasses.replace(GOOD, has_scores=False)})
+    gate = judged(states, facts(metric=None))["accuracy:scores"]
+    assert gate.verdict == "passed" and gate.title == "scores: cosine with FP32"
+
+
 def test_an_sqnr_is_bounded_against_the_baseline_in_db() -> None:
     def of(value: float) -> Facts:
         return facts(metric=MetricRecord("sqnr", math.nan, value, math.nan))

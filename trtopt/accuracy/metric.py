@@ -231,6 +231,9 @@ def _agreement(compared: Mapping[str, OutputAccuracy]) -> float:
 _SAVED = " of the saved model in ONNX Runtime"
 
 
+_NOT_FINITE = "{} values are NaN or infinite where the reference is finite"
+
+
 def gate(record: AccuracyRecord, budget: AccuracyBudget) -> tuple[str, ...]:
     """The gates that failed, one sentence each; the caller decides between an error and a warning.
 
@@ -252,14 +255,14 @@ def gate(record: AccuracyRecord, budget: AccuracyBudget) -> tuple[str, ...]:
         sources.append(("engine output", record.engine, record.engine_metric))
     failures: list[str] = []
     for name, accuracy in record.ranked.items():
-        failures += _floor_failures(f"{name}, from which outputs are selected", name, accuracy, record.floor)
+        where = f"{name}, from which outputs are selected"
+        failures += [f"{where}: {_NOT_FINITE.format(accuracy.nonfinite)}"] if accuracy.nonfinite else []
+        failures += _floor_failures(where, name, accuracy, record.floor)
     for kind, outputs, metric in sources:
         for name, accuracy in outputs.items():
             where = f"{kind} {name}"
             if accuracy.nonfinite:
-                failures.append(
-                    f"{where}: {accuracy.nonfinite} values are NaN or infinite where the reference is finite"
-                )
+                failures.append(f"{where}: {_NOT_FINITE.format(accuracy.nonfinite)}")
             elif name not in record.host_outputs:
                 failures += _output_failures(where, accuracy, budget, metric is not None)
                 failures += _floor_failures(where, name, accuracy, record.floor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 import onnx_ir as ir
@@ -69,7 +69,7 @@ def held_by(model: ir.Model, names: Iterable[str]) -> dict[str, Holds]:
     makes entries change places.
     """
     known = {str(value.name): value for node in model.graph for value in node.outputs}
-    selected = _selected(model.graph)
+    selected, _ = _selected(model.graph)
     found: dict[str, Holds] = {}
     for name in names:
         value = known.get(name)
@@ -86,7 +86,9 @@ def ranked_in(*models: ir.Model) -> tuple[str, ...]:
     """Names of the tensors whose numbers a selection ranks or takes, as far as all of these main graphs compute them.
 
     They are what is left to compare where an output is behind a selection: the scores and boxes that a
-    NonMaxSuppression reads, what a TopK ranks, and what is gathered by an index that was selected.
+    NonMaxSuppression reads, what a TopK ranks, the scores whose ArgMax is used as an index, and what is gathered by an
+    index that was selected; without the constants that mask them. Outputs of the first graph are none: they are
+    compared as they are.
 
     Example:
         >>> x, scores, best = (ir.val(name, ir.DataType.FLOAT) for name in ("x", "scores", "best"))
@@ -96,15 +98,25 @@ def ranked_in(*models: ir.Model) -> tuple[str, ...]:
         >>> ranked_in(ir.Model(graph, ir_version=10))
         ('scores',)
     """
-    first, *others = ({str(value.name) for node in model.graph for value in node.outputs} for model in models)
-    selected, found = _selected(models[0].graph), dict[str, None]()
-    for node in models[0].graph:
-        values = [value for value in node.inputs if value is not None and value not in selected]
-        gathers = node.op_type.startswith("Gather") and any(value in selected for value in node.inputs)
-        if node.op_type in _SELECTIONS or gathers:
-            floats = (value for value in values if value.dtype is not None and value.dtype.is_floating_point())
-            found.update(dict.fromkeys(str(value.name) for value in floats))
-    return tuple(name for name in found if name in first and all(name in names for names in others))
+    known = [{str(value.name) for node in model.graph for value in node.outputs} for model in models]
+    sources = (_source(value, known) for value in _selected(models[0].graph)[1])
+    return tuple(dict.fromkeys(str(it.name) for it in sources if it is not None and not it.is_graph_output()))
+
+
+def _source(value: ir.Value, known: Sequence[Collection[str]]) -> ir.Value | None:
+    """The value without a mask, or where a graph has it no more, what it is a view, a copy or a multiple of."""
+    while (node := value.producer()) is not None:
+        is_masked = edit.is_op(node, "Where")
+        if not is_masked and all(value.name in names for names in known):
+            return value
+        inputs = node.inputs[1:] if is_masked else node.inputs
+        moving = [item for item in inputs if item is not None and edit.constant_tensor_of(item) is None]
+        if len(moving) != 1 and not edit.is_op(node, *_MOVES):
+            return value if all(value.name in names for names in known) else None
+        if not is_masked and not edit.is_op(node, "Dropout", "Mul", "Div", *_MOVES):
+            return None
+        value = moving[0]
+    return None
 
 
 def _is_answer(value: ir.Value) -> bool:
@@ -134,17 +146,33 @@ def _only_variable(node: ir.Node) -> ir.Value | None:
     return inputs[0] if inputs else None
 
 
-def _selected(graph: ir.Graph) -> set[ir.Value]:
-    """What is behind a selection; the class that an ArgMax names is not, what it is used for is."""
+def _selected(graph: ir.Graph) -> tuple[set[ir.Value], dict[ir.Value, None]]:
+    """What is behind a selection, and the floats that are ranked or taken there. The class that an ArgMax names is not
+    behind one, what it is used for is."""
     selected: set[ir.Value] = set()
-    picked: set[ir.Value] = set()
+    picked: dict[ir.Value, ir.Value] = {}
+    ranked: dict[ir.Value, None] = {}
     for node in graph:
         inputs = [value for value in node.inputs if value is not None]
-        is_float = bool(inputs) and (inputs[0].dtype is None or inputs[0].dtype.is_floating_point())
-        if any(value in selected for value in edit.values_read(node)) or node.op_type in _SELECTIONS:
+        picks = [picked[value] for value in inputs if value in picked]
+        is_behind = any(value in selected for value in edit.values_read(node))
+        if node.op_type in _SELECTIONS or (node.op_type.startswith("Gather") and (picks or is_behind)):
+            ranked.update(dict.fromkeys(value for value in inputs if value not in selected))
+        if is_behind or node.op_type in _SELECTIONS:
             selected.update(node.outputs)
-        elif edit.is_op(node, *_PICKS) and is_float:
-            picked.update(node.outputs)
-        elif any(value in picked for value in inputs):
-            (picked if edit.is_op(node, *_MOVES) else selected).update(node.outputs)
-    return selected
+        elif edit.is_op(node, *_PICKS) and inputs and _may_be_float(inputs[0]):
+            picked.update(dict.fromkeys(node.outputs, inputs[0]))
+        elif picks and edit.is_op(node, *_MOVES):
+            picked.update(dict.fromkeys(node.outputs, picks[0]))
+        elif picks:
+            selected.update(node.outputs)
+            ranked.update(dict.fromkeys(picks))
+    return selected, {value: None for value in ranked if value.producer() is not None and _is_float(value)}
+
+
+def _may_be_float(value: ir.Value) -> bool:
+    return value.dtype is None or value.dtype.is_floating_point()
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_floating_point()

@@ -335,6 +335,8 @@ def _points(before: float, after: float) -> str:
 def _by_output(name: str, pair: _Pair, limits: Limits, lost: tuple[LayerChange, ...]) -> Iterator[Gate]:
     asked, now = limits.max_accuracy_drop, (pair.after.outputs or {})[name]
     old = None if pair.before is None else (pair.before.outputs or {}).get(name)
+    if old is not None:  # a report from before this was known
+        old = replace(old, has_scores=now.has_scores)
     measure, drop = drop_of(now)
     reference = pair.after.reference
     title = f"{name}: {measure} with {reference}"

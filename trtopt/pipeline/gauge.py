@@ -209,14 +209,14 @@ def weights_gauge(job: Verification, config: BuildConfig, allowed: AccuracyBudge
 def accuracy_drop(record: AccuracyRecord) -> Evaluation:
     """What the budget bounds, as gates do: the metric's drop, else 1 - agreement or 1 - cosine of the worst output."""
     judged = [found for name, found in record.outputs.items() if name not in record.host_outputs]
-    broken = any(found.nonfinite for found in record.outputs.values())
+    compared = {**record.outputs, **record.ranked}
+    broken = any(found.nonfinite for found in compared.values())
     error = _largest(10 ** (-found.sqnr_db / 10) for found in judged)
     if record.worst_metric is not None:
         drop = 0.0 if record.worst_metric.name == "sqnr" else record.worst_metric.drop
     else:
         drop = _largest(drop_of(found)[1] for found in judged)
     bounds = {} if record.floor is None else record.floor.outputs
-    compared = {**record.outputs, **record.ranked}
     bounded = [(bounds.get(name), found) for name, found in compared.items() if name not in record.host_outputs]
     disagreement = _largest(1 - (found.top1_agreement or 0.0) for bound, found in bounded if bound == "agreement")
     noise = _largest(10 ** (-found.sqnr_db / 10) for bound, found in bounded if bound == "sqnr")

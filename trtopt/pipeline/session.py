@@ -14,7 +14,6 @@ import onnx_ir as ir
 
 from trtopt.accuracy.metric import gate
 from trtopt.accuracy.reference import KeptOutputs, Reference
-from trtopt.accuracy.scores import ranked_in
 from trtopt.config import BuildConfig
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import TENSORRT_RTX
@@ -83,7 +82,7 @@ from trtopt.pipeline.shipped import (
     without_culprit,
 )
 from trtopt.pipeline.sparse import SparseJob, Sparsified, as_made, sparsify
-from trtopt.pipeline.verify import Verification, engine_of, verify, verify_engine
+from trtopt.pipeline.verify import Verification, engine_of, ranked_of, verify, verify_engine
 from trtopt.pipeline.weights import WeightsJob, store_weights
 from trtopt.report.schema.analysis import EngineAnalysis, totals_of
 from trtopt.report.schema.build import BuildReport, EngineRecord, PrecisionRecord
@@ -326,8 +325,8 @@ class _Run:
         bound = bound_of(precision, budget.sqnr_db) if precision is not None and is_rounded and not is_open else None
         loaded, host = inputs.loaded.model, self._parts.host
         names = [str(value.name) for value in loaded.graph.outputs] if host is None else host.watched
-        is_plain = host is None and inputs.axes is None and inputs.recorded is None
-        ranked = ranked_in(loaded, own.rewritten.artifact.model) if is_plain and budget.floor is not None else ()
+        is_bounded = host is None and inputs.recorded is None and budget.floor is not None
+        ranked = ranked_of(loaded, own.rewritten.artifact.model, inputs.axes) if is_bounded else ()
         names, given = [*names, *ranked], inputs.source != "synthetic"
         kept = KeptOutputs(loaded, names, self._config.cache_dir, self._clock.listen) if given else None
         return Verification(

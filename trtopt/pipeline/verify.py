@@ -31,7 +31,7 @@ from trtopt.accuracy.labelled import counted_otherwise
 from trtopt.accuracy.metric import Metric
 from trtopt.accuracy.recorded import Recorded, RecordedRunner
 from trtopt.accuracy.reference import Reference
-from trtopt.accuracy.scores import held_by
+from trtopt.accuracy.scores import held_by, ranked_in
 from trtopt.config import Floor, Tolerances
 from trtopt.engine.backend import Backend, RuntimeOptions
 from trtopt.engine.profiles import Profiles
@@ -39,6 +39,7 @@ from trtopt.engine.run import EngineSession, can_run
 from trtopt.errors import TargetError, UsageError
 from trtopt.events import Event
 from trtopt.graph.artifact import input_spec
+from trtopt.graph.edit import dims_of_value
 from trtopt.graph.states import find_states
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.batches import BatchedSamples, FixedAxes, fixed_axes
@@ -142,6 +143,18 @@ class Verification:
     def batched(self, runner: Runner) -> Runner:
         """A runner that takes any number of rows."""
         return runner if self.axes is None else BatchRunner(runner, self.axes)
+
+
+def ranked_of(loaded: ir.Model, rewritten: ir.Model, axes: FixedAxes | None) -> tuple[str, ...]:
+    """What selections rank or take (:func:`~trtopt.accuracy.scores.ranked_in`); where rows are run in batches of one
+    size, only what begins with the rows."""
+    names = ranked_in(loaded, rewritten)
+    if axes is None or axes.rows is None:
+        return names
+    values = (value for node in loaded.graph for value in node.outputs)
+    first = {str(value.name): dims[0] for value in values if (dims := dims_of_value(value))}
+    rows = {dims[0] for value in loaded.graph.inputs if (dims := dims_of_value(value)) and value.name in axes.counting}
+    return tuple(name for name in names if first.get(name) in rows)
 
 
 @contextmanager
