@@ -286,6 +286,7 @@ def _output_failures(where: str, accuracy: OutputAccuracy, budget: AccuracyBudge
     if not budget.allows_sqnr(accuracy.sqnr_db):
         failures.append(
             f"{where}: SQNR {accuracy.sqnr_db:.1f} dB, less than the {budget.sqnr_db:g} dB of --min-sqnr-db"
+            + (", its default on random data" if budget.is_default and budget.drop is None else "")
         )
     measure, drop = drop_of(accuracy)
     if not has_metric and not budget.allows(drop):

@@ -103,6 +103,29 @@ def ranked_in(*models: ir.Model) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(it.name) for it in sources if it is not None and not it.is_graph_output()))
 
 
+def holds_numbers(model: ir.Model) -> bool:
+    """Whether the error of every output in dB says something: none is a class, a mask or behind a selection.
+
+    Example:
+        >>> x, y = ir.val("x", ir.DataType.FLOAT), ir.val("y", ir.DataType.INT64)
+        >>> graph = ir.Graph([x], [y], nodes=[ir.node("ArgMax", [x], outputs=[y])], opset_imports={"": 20})
+        >>> holds_numbers(ir.Model(graph, ir_version=10))
+        False
+    """
+    held = held_by(model, (str(value.name) for value in model.graph.outputs))
+    return "selection" not in held.values() and not any(map(_is_named, model.graph.outputs))
+
+
+def _is_named(value: ir.Value) -> bool:
+    """Whether a tensor is of no floats, or was before it was cast and moved."""
+    while _may_be_float(value):
+        node = value.producer()
+        if node is None or not edit.is_op(node, *_MOVES) or node.inputs[0] is None:
+            return False
+        value = node.inputs[0]
+    return True
+
+
 def _source(value: ir.Value, known: Sequence[Collection[str]]) -> ir.Value | None:
     """The value without a mask, or where a graph has it no more, what it is a view, a copy or a multiple of."""
     while (node := value.producer()) is not None:
@@ -113,6 +136,8 @@ def _source(value: ir.Value, known: Sequence[Collection[str]]) -> ir.Value | Non
         moving = [item for item in inputs if item is not None and edit.constant_tensor_of(item) is None]
         if len(moving) != 1 and not edit.is_op(node, *_MOVES):
             return value if all(value.name in names for names in known) else None
+        if not moving:  # a constant
+            return None
         if not is_masked and not edit.is_op(node, "Dropout", "Mul", "Div", *_MOVES):
             return None
         value = moving[0]

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from trtopt.accuracy.box_forms import parse_boxes
 from trtopt.accuracy.metric import Metric, load_metric, python_metric
 from trtopt.accuracy.recorded import Recorded, read_recorded
-from trtopt.accuracy.scores import ranked_in
+from trtopt.accuracy.scores import holds_numbers
 from trtopt.config import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, AccuracyBudget, BuildConfig, Floor, flag
 from trtopt.config.idle import idle_options
 from trtopt.config.paths import check_files, files_read
@@ -131,9 +131,9 @@ class BuildSettings:
 
     def checked_on(self, samples: Samples, compared: ir.Model | None = None) -> BuildSettings:
         """The settings once it is known what is verified on: a caller's samples give INT8 and FP8 a floor, and random
-        ones bound the noise of ``compared``, None with a metric, unless its outputs are selections."""
+        ones bound the noise of ``compared``, None with a metric, where its outputs are numbers."""
         budget, is_random = self.budget, compared is not None and samples.source == SYNTHETIC
-        if is_random and compared is not None and not prunes(self.config) and not ranked_in(compared):
+        if is_random and compared is not None and not prunes(self.config) and holds_numbers(compared):
             budget = budget.on_random_data()
         return replace(self, budget=replace(budget, floor=_floor(self.config, self.precision, samples)))
 

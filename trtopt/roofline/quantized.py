@@ -3,7 +3,7 @@
 ========================  ===========================================================================================
 INT8 operands             nothing
 FP8, a scale per tensor   the main loop reaches ``fp8_share`` of what one of 16 bits does of its peak
-FP8, a scale per block    ``block_share`` of that: sums are scaled on CUDA cores after each block; tiles of 128 rows and
+FP8, a scale per block    ``block_share`` of that: sums are scaled on CUDA cores after each block; tiles of 128
                           columns at least, as the weight's blocks are; a sum is not split
 FP4, a scale per block    ``fp8_share``; tiles of 128 rows and 64 columns at least; a sum is not split
 narrow weights            they reach an SM as they are; each tile turns its own into 16 bits, ``dequant_cycles`` an
@@ -69,7 +69,7 @@ class MainLoop:
         return MainLoop(
             weight_bytes=np.where(narrow, bits / 8, operand),
             dequantized=np.where(narrow, 1.0, 0.0),
-            least_m=np.where(fp4 | fp8, float(_ROWS), 0.0),
+            least_m=np.where(fp4, float(_ROWS), 0.0),
             least_n=np.where(fp4, float(_COLUMNS_FP4), np.where(fp8, float(_COLUMNS_FP8), 0.0)),
             most_split=np.where(narrow, _NARROW_SPLIT, np.where(blocked, 1.0, np.inf)),
         )
