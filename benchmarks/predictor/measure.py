@@ -258,7 +258,8 @@ def cold() -> Iterator[Case]:
 def _norm(run: Callable[..., Any], count: int, length: int) -> Callable[[int], list[Call]]:
     def make(sets: int) -> list[Call]:
         weight = random(length, dtype="bf16").requires_grad_()
-        return [lambda x=random(count, length, dtype="bf16"): run(x, weight) for _ in range(sets)]
+        inputs = [random(count, length, dtype="bf16") for _ in range(sets)]
+        return [lambda x=x: run(x, weight) for x in inputs]
 
     return make
 

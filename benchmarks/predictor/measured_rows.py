@@ -1,4 +1,4 @@
-"""Scores the shipped constants on kernels that `measure.py` timed on GPUs whose kernels of these libraries no constant was fitted to.
+"""Scores the shipped constants on kernels that `measure.py` timed on GPUs; no constant was fitted to these.
 
 python benchmarks/predictor/measured_rows.py      prints the table and writes it into the README
 """
@@ -68,7 +68,7 @@ def predictions(part: Part, table: str = "h200") -> tuple[Measured, Array]:
 
 def lines() -> Iterator[str]:
     """The table in Markdown: each part on an H200, and its error and sum on an H100."""
-    yield "| kernels | error | sum | Spearman | in the range | measured over predicted, 10 to 90 % | H100: error | sum |"
+    yield "| kernels | error | sum | Spearman | in the range | measured / predicted, 10 to 90 % | H100: error | sum |"
     yield "|---" * 8 + "|"
     for part in PARTS:
         sides = [predictions(part, table) if any_of(part, table) else None for table in ("h200", "h100")]

@@ -1,4 +1,4 @@
-"""The shipped constants on kernels of an H200 and an H100, which none was fitted to (``benchmarks/predictor/measured``)."""
+"""The shipped constants on kernels of an H200 and an H100 that none was fitted to (``predictor/measured``)."""
 
 from __future__ import annotations
 
