@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from trtopt.serve.load import EngineOptions
 
 
+_forks: list[int] = []
+"""This process, where it was forked after this module was imported; else nothing."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _forks.append(os.getpid()))
+
+
 class Engine:
     """A model that answers calls from any number of threads and event loops. Made by :meth:`load`; close it at the end.
 
@@ -47,10 +54,10 @@ class Engine:
         self.outputs: tuple[TensorSpec, ...] = loaded.runner.outputs
         self._runner = loaded.runner
         self._first = self.inputs[0].name if self.inputs else ""
-        self._border = InputChecker(self.inputs, takes_gpu=loaded.runner.takes_gpu)
+        self._check = InputChecker(self.inputs, takes_gpu=loaded.runner.takes_gpu).check
+        self._compute = self._without_nan if nan == "refuse" else loaded.runner.run
         self._pool = Pool(contexts, queue)
         self._counters = Counters()
-        self._refuses_nan = nan == "refuse"
         self._process = os.getpid()
         self._executor = ThreadPoolExecutor(contexts, thread_name_prefix=f"trtopt {self.name}")
         self._own = threading.local()
@@ -128,9 +135,11 @@ class Engine:
         began = time.perf_counter()
         turn, pool = Turn(), self._pool
         try:
-            feeds = self._taken(inputs)
+            if _forks:
+                self._check_process()
+            feeds = self._check(inputs)
             context = pool.acquire(turn)
-            outputs = self._computed(context, feeds) if self._refuses_nan else self._runner.run(context, feeds)
+            outputs = self._compute(context, feeds)
         except BaseException as error:
             self._counters.failed(_kind(error))
             raise
@@ -192,7 +201,9 @@ class Engine:
         """
         began = time.perf_counter()
         try:
-            feeds = self._taken(inputs)
+            if _forks:
+                self._check_process()
+            feeds = self._check(inputs)
             outputs = await self._reply(feeds)
         except BaseException as error:
             self._counters.failed(_kind(error))
@@ -276,11 +287,6 @@ class Engine:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _taken(self, inputs: Mapping[str, Any]) -> dict[str, CallInput]:
-        if os.getpid() != self._process:
-            self._check_process()
-        return self._border.check(inputs)
-
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise UsageError(
@@ -335,18 +341,16 @@ class Engine:
         outputs = failure = None
         try:
             if not reply.cancelled():
-                outputs = self._computed(context, feeds)
+                outputs = self._compute(context, feeds)
         except BaseException as error:  # noqa: BLE001 - the coroutine raises it
             failure = error
         self._pool.release(context)
         _deliver(reply, outputs, failure)
 
-    def _computed(self, context: int, feeds: dict[str, CallInput]) -> dict[str, Any]:
-        if self._refuses_nan:
-            check_nan(feeds, outputs=False)
+    def _without_nan(self, context: int, feeds: dict[str, CallInput]) -> dict[str, Any]:
+        check_nan(feeds, outputs=False)
         outputs = self._runner.run(context, feeds)
-        if self._refuses_nan:
-            check_nan(outputs, outputs=True)
+        check_nan(outputs, outputs=True)
         return outputs
 
 
