@@ -116,6 +116,14 @@ def test_lengths_are_full_and_sizes_those_of_the_picture() -> None:
     assert sample["to"].tolist() == [48, 64] and sample["x_lens"].tolist() == [64]
 
 
+def test_lengths_of_ids_and_of_nothing_are_within_reach() -> None:
+    body = "i = Gather(t, ids) a = Cast <to=1> (id_lens) y = Add(i, a)"
+    (sample,) = drawn(net(f"{IDS}, int64[N] id_lens", body, t=table(300)), count=1)
+    assert sample["id_lens"].tolist() == [64]
+    (sample,) = drawn(net("int64[N] id_lens", "y = Cast <to=1> (id_lens)"), count=1)
+    assert sample["id_lens"].tolist() == [1]
+
+
 def test_masks_are_true() -> None:
     body = "u = Unsqueeze(keep, a) y = Where(u, x, low)"
     model = net("bool[N, S] keep, float[N, S, C] x", body, a=np.int64([2]), low=np.float32(0))

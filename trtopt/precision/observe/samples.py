@@ -56,7 +56,7 @@ def synthetic_groups(
 ) -> tuple[Callable[[], Iterator[SampleGroup]], tuple[SampleGroup, ...]]:
     """Random samples: floats are standard normal, integers and bools what ``values`` says, else 0 or 1.
 
-    Lengths and sizes are those of the floating input of the highest rank.
+    Lengths and sizes are those of the input of the highest rank.
 
     A dynamic first dimension is 1, and so is every dimension of the same symbol; other dynamic dimensions come from
     ``shapes``. Sample ``i`` does not depend on ``count``.
@@ -148,10 +148,12 @@ def _example(spec: InputSpec) -> str:
 def _sizes(
     inputs: Sequence[InputSpec], shapes: Mapping[str, tuple[int, ...]], values: Values
 ) -> dict[str, InputValues]:
-    """The numbers of lengths and sizes: those of the largest floating input, of its open axes behind the first."""
-    host = max((spec for spec in inputs if spec.dtype.kind == "f"), key=lambda spec: len(spec.shape), default=None)
+    """The numbers of lengths and sizes: those of the largest other input, of its open axes behind the first."""
+    told = {name for name, known in values.items() if known.kind in ("lengths", "sizes")}
+    others = (spec for spec in inputs if spec.name not in told)
+    host = max(others, key=lambda spec: (len(spec.shape), spec.dtype.kind == "f"), default=None)
     if host is None:
-        return {}
+        return {name: InputValues("given", numbers=(1,) * math.prod(shapes[name])) for name in told & shapes.keys()}
     shape = shapes[host.name]
     open_axes = [axis for axis, dim in enumerate(host.shape) if axis and isinstance(dim, str)] or range(len(shape))
     trailing, found = [shape[axis] for axis in open_axes] or [1], {}
