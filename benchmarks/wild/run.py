@@ -73,8 +73,12 @@ def range_of(model: str, name: str, axis: int, dim: int | str, rank: int) -> Ran
         return (dim, dim, dim)
     if name == "img_size":
         return (2, 2, 2)
+    if "speechmos" in model and name == "input" and axis == 0 and rank == 4:
+        return (1, 1, 1)  # its state is of one batch
     if axis == (1 if name == "state" else 0):
         return (1, 4, 16)
+    if "silero" in model and name == "input":
+        return (576, 576, 576)  # 512 samples of sound and 64 of those before
     if rank == 4 and "ddddocr" in model:
         return (64, 64, 64) if axis == 2 else (96, 320, 960)
     if rank == 4 and "rec" in model.lower():  # a recogniser of text reads a line of 48 pixels

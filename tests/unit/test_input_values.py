@@ -69,6 +69,20 @@ IDS = "int64[N, S] ids"
             {"keep": InputValues("mask")},
         ),
         ("float[N, S, C] x", "y = Relu(x)", {}, {}),
+        (
+            "float[N, C, S] x, int64[N] x_lens",
+            "l = Unsqueeze(x_lens, a) k = Less(p, l) y = Where(k, x, low)",
+            {"a": np.int64([1, 2]), "p": np.arange(64), "low": np.float32(0)},
+            {"x_lens": InputValues("lengths")},
+        ),
+        (
+            "float[N, C, S] x, int32[D] to",
+            "c = Cast <to=7> (to) y = Resize(x, , , c)",
+            {},
+            {"to": InputValues("sizes")},
+        ),
+        ("float[N, S, C] x, int64[N] past_len", "a = Cast <to=1> (past_len) y = Add(x, a)", {}, {}),
+        ("float[N, S, C] x, int64[N] silence", "a = Cast <to=1> (silence) y = Add(x, a)", {}, {}),
         ("int64[N, S, C] n", "a = Cast <to=1> (n) y = Relu(a)", {}, {}),
     ],
 )
@@ -92,6 +106,22 @@ def test_ids_range_over_the_whole_table() -> None:
 def test_positions_count_and_stay_within_their_table() -> None:
     (sample,) = drawn(net("int64[N, S] position_ids", "y = Gather(t, position_ids)", t=table(50)), count=1)
     np.testing.assert_array_equal(sample["position_ids"], np.arange(64)[None] % 50)
+
+
+def test_lengths_are_full_and_sizes_those_of_the_picture() -> None:
+    model = net("float[N, 3, H, W] x, int64[2] to, int64[N] x_lens", "a = Cast <to=1> (x_lens) y = Resize(x, , , to)")
+    specs = [input_spec(value) for value in model.graph.inputs]
+    shapes = {"x": [1, 3, 48, 64]}
+    (sample,) = open_samples(SYNTHETIC, specs, shapes=shapes, count=1, values=input_values(model))
+    assert sample["to"].tolist() == [48, 64] and sample["x_lens"].tolist() == [64]
+
+
+def test_lengths_of_ids_and_of_nothing_are_within_reach() -> None:
+    body = "i = Gather(t, ids) a = Cast <to=1> (id_lens) y = Add(i, a)"
+    (sample,) = drawn(net(f"{IDS}, int64[N] id_lens", body, t=table(300)), count=1)
+    assert sample["id_lens"].tolist() == [64]
+    (sample,) = drawn(net("int64[N] id_lens", "y = Cast <to=1> (id_lens)"), count=1)
+    assert sample["id_lens"].tolist() == [1]
 
 
 def test_masks_are_true() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
@@ -79,3 +81,15 @@ def test_the_only_shape_is_written_and_a_range_stays() -> None:
 def test_the_types_asked_for_are_at_the_border() -> None:
     found = plain(network(), io=parse_io(["x:fp16:chw"]))
     assert found.graph.inputs[0].dtype is ir.DataType.FLOAT16
+
+
+def test_what_says_where_a_range_ends_stays_fp32() -> None:
+    """Pictures of 2049 columns have a column 2048, and the compiler refuses a Range that 16 bits end."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[1, 1, 1, W] x) => (float[1, 1, 1, W] y)
+        <int64 last = {3}, float zero = {0}, float one = {1}>
+        { s = Shape (x) n = Gather (s, last) f = Cast <to = 1> (n) r = Range (zero, f, one) y = Add (x, r) }"""
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)))
+    for form in (plain(model), plain(model, Precision.BF16)):
+        (end,) = (node for node in form.graph if node.op_type == "Cast" and node.inputs[0].name == "n")
+        assert end.attributes.get_int("to") == ir.DataType.FLOAT
+        assert end.outputs[0].name == next(node for node in form.graph if node.op_type == "Range").inputs[1].name

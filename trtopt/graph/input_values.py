@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +18,8 @@ _HANDED_ON = frozenset(
 _MASKS = ("Where", "And", "Or", "Not", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Sub", "Mul")
 _INDEXED = ("Gather", "GatherElements", "ScatterElements")
 """Operators that index an axis of their first input by their second."""
+_LENGTH = re.compile(r"^(?!.*(past|cache)).*(?<![a-z])(seq)?len(s|gths?)?$")
+"""The name of a length, but of a cache's: what is filled of it is no length of another input."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +28,13 @@ class InputValues:
 
     Attributes:
         kind: ``ids`` are drawn from 0 to below ``size``; ``positions`` count along the last axis, below ``size``;
-            ``mask`` is 1, or true, everywhere; ``given`` are the ``numbers``, of a shape tensor; ``weight`` is a matrix
+            ``mask`` is 1, or true, everywhere; ``lengths`` say that rows of the other inputs are full, ``sizes`` are
+            those of a picture; ``given`` are the ``numbers``, of a shape tensor; ``weight`` is a matrix
             that products read as others read their weights.
         size: Entries of the smallest table or axis that the input indexes; rows of a weight; else None.
     """
 
-    kind: Literal["ids", "positions", "mask", "given", "weight"]
+    kind: Literal["ids", "positions", "mask", "lengths", "sizes", "given", "weight"]
     size: int | None = None
     numbers: tuple[int, ...] = ()
 
@@ -40,8 +44,9 @@ def input_values(model: ir.Model) -> dict[str, InputValues]:
 
     An input that indexes a table (Gather of an embedding, also behind a constant that is added) holds ids of it. One
     that is only compared, multiplied, subtracted or used as a condition is a mask. The graph cannot tell positions from
-    ids: an input named after positions counts. The others are in nobody's table here. Of floating inputs, matrices that
-    only stand on the right of products are weights: adapters.
+    ids: an input named after positions counts, one named after lengths holds them. What Resize goes to are sizes. The
+    others are in nobody's table here. Of floating inputs, matrices that only stand on the right of products are
+    weights: adapters.
     """
     found: dict[str, InputValues] = {}
     for value in model.graph.inputs:
@@ -58,6 +63,10 @@ def input_values(model: ir.Model) -> dict[str, InputValues]:
         counts = "position" in name.lower()
         if counts or size is not None:
             found[name] = InputValues("positions" if counts else "ids", size)
+        elif any(edit.is_op(node, "Resize") and index == 3 for node, index, _ in uses):
+            found[name] = InputValues("sizes")
+        elif _LENGTH.search(name.lower()) and len(value.shape) <= 1:
+            found[name] = InputValues("lengths")
         elif "mask" in name.lower() or any(_masks(node, index) for node, index, _ in uses):
             found[name] = InputValues("mask")
     return found

@@ -56,6 +56,8 @@ def synthetic_groups(
 ) -> tuple[Callable[[], Iterator[SampleGroup]], tuple[SampleGroup, ...]]:
     """Random samples: floats are standard normal, integers and bools what ``values`` says, else 0 or 1.
 
+    Lengths and sizes are those of the input of the highest rank.
+
     A dynamic first dimension is 1, and so is every dimension of the same symbol; other dynamic dimensions come from
     ``shapes``. Sample ``i`` does not depend on ``count``.
 
@@ -76,10 +78,12 @@ def synthetic_groups(
                 remedy="give --opt-shapes with a smaller shape, or real samples with --calib",
             )
 
+    known = {**values, **_sizes(inputs, resolved, values)}
+
     def make() -> Iterator[SampleGroup]:
         for index in range(count):
             rng = np.random.default_rng(index)
-            arrays = {spec.name: _random(rng, spec, resolved[spec.name], values.get(spec.name)) for spec in inputs}
+            arrays = {spec.name: _random(rng, spec, resolved[spec.name], known.get(spec.name)) for spec in inputs}
             yield _whole({name: in_memory(array) for name, array in arrays.items()}, inputs)
 
     header = _whole({spec.name: ArrayReader(resolved[spec.name], spec.dtype) for spec in inputs}, inputs)
@@ -139,6 +143,26 @@ def _example(spec: InputSpec) -> str:
     inner = 224 if len(spec.shape) == 4 else 128
     dims = (dim if isinstance(dim, int) else inner if axis else 8 for axis, dim in enumerate(spec.shape))
     return "x".join(map(str, dims))
+
+
+def _sizes(
+    inputs: Sequence[InputSpec], shapes: Mapping[str, tuple[int, ...]], values: Values
+) -> dict[str, InputValues]:
+    """The numbers of lengths and sizes: those of the largest other input, of its open axes behind the first."""
+    told = {name for name, known in values.items() if known.kind in ("lengths", "sizes")}
+    others = (spec for spec in inputs if spec.name not in told)
+    host = max(others, key=lambda spec: (len(spec.shape), spec.dtype.kind == "f"), default=None)
+    if host is None:
+        return {name: InputValues("given", numbers=(1,) * math.prod(shapes[name])) for name in told & shapes.keys()}
+    shape = shapes[host.name]
+    open_axes = [axis for axis, dim in enumerate(host.shape) if axis and isinstance(dim, str)] or range(len(shape))
+    trailing, found = [shape[axis] for axis in open_axes] or [1], {}
+    for name, known in values.items():
+        if known.kind in ("lengths", "sizes") and name in shapes:
+            count = math.prod(shapes[name])
+            last = trailing[-count:] if known.kind == "sizes" and len(trailing) >= count else trailing[-1:] * count
+            found[name] = InputValues("given", numbers=tuple(last))
+    return found
 
 
 def _random(
