@@ -28,10 +28,13 @@ else:
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = ("rtx", "cpu", "report", "sign", "serve")
-_UNIT = ("existing_blocked", "graph_edit", "graph_dims", "keywords", "fleet_plan", "fleet_schedule", "temporary")
+_UNIT = (
+    *("existing_blocked", "graph_edit", "graph_dims", "keywords", "fleet_plan", "fleet_schedule", "temporary"),
+    *("nms_plugins", "precision_rounding"),
+)
 TESTS = (
     *(f"tests/unit/test_{name}.py" for name in _UNIT),
-    *(f"tests/ort/test_{name}.py" for name in ("serve", "run_limit", "isolate")),
+    *(f"tests/ort/test_{name}.py" for name in ("fold_cases", "serve", "run_limit", "isolate")),
     "tests/cli/test_matrix.py",
 )
 TOOLS = ("pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6", "pyyaml>=6", "scikit-learn>=1.4")
