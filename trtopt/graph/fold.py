@@ -32,8 +32,8 @@ _DIFFERENT = frozenset(
     QLinearMatMul RNN Resize STFT Unique
     """.split()
 )
-"""Operators whose reference implementation and ONNX Runtime disagree (onnx 1.23, QLinearMatMul 1.19): on ONNX's own test
-cases, or in what those leave out: uneven pads, rounding up, clipping, lengths of sequences, LRN's window, negative
+"""Operators whose reference implementation and ONNX Runtime disagree (onnx 1.23, QLinearMatMul 1.19): on ONNX's own
+test cases, or in what those leave out: uneven pads, rounding up, clipping, lengths of sequences, LRN's window, negative
 numbers in a norm, Unique without sorting."""
 
 _COSTLY = frozenset({"Col2Im", "Conv", "ConvInteger", "DeformConv", "QLinearConv"})
