@@ -12,10 +12,13 @@ bounds that other packages contradict, the tests those that are lies. Exits with
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 if sys.version_info >= (3, 11):
@@ -25,24 +28,40 @@ else:
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = ("rtx", "cpu", "report", "sign", "serve")
-_UNIT = ("existing_blocked", "graph_edit", "graph_dims", "keywords", "fleet_plan", "fleet_schedule", "temporary")
+_UNIT = (
+    *("existing_blocked", "graph_edit", "graph_dims", "keywords", "fleet_plan", "fleet_schedule", "temporary"),
+    *("nms_plugins", "precision_rounding"),
+)
 TESTS = (
     *(f"tests/unit/test_{name}.py" for name in _UNIT),
-    *(f"tests/ort/test_{name}.py" for name in ("serve", "run_limit", "isolate")),
+    *(f"tests/ort/test_{name}.py" for name in ("fold_cases", "serve", "run_limit", "isolate")),
     "tests/cli/test_matrix.py",
 )
-TOOLS = ("pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6", "pyyaml>=6")
+TOOLS = ("pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6", "pyyaml>=6", "scikit-learn>=1.4")
 _BOUND = re.compile(r"([\w.-]+)(?:\[[\w,]+\])?>=([\w.]+)")
 
 
-def lowest(project: dict[str, object]) -> list[str]:
-    """The lower bounds of the dependencies and of :data:`EXTRAS` as exact versions."""
-    extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *(item for extra in EXTRAS for item in extras[extra])]  # type: ignore
-    return [f"{found[1]}=={found[2]}.*" for item in wanted if (found := _BOUND.match(item))]
+def lowest(project: dict[str, object], extras: Sequence[str]) -> list[str]:
+    """The lower bounds of the dependencies and of ``extras``: ``>=13`` is ``==13.0.*``, ``>=1.20`` is ``==1.20.*``."""
+    optional = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *(item for extra in extras for item in optional[extra])]  # type: ignore
+    bounds = [found.groups() for item in wanted if (found := _BOUND.match(item))]
+    return [f"{name}=={version if '.' in version else version + '.0'}.*" for name, version in bounds]
 
 
-def tried(python: str, *, at_lowest: bool, tests: list[str]) -> bool:
+def interpreter(python: str) -> str | None:
+    """The command of an interpreter given as a path or as a version such as ``3.10``; None where it is not there."""
+    if not re.fullmatch(r"3\.\d+", python):
+        return python
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    for command in (shutil.which(f"python{python}"), *sorted(pyenv.glob(f"{python}.*/bin/python{python}"))):
+        # A shim of pyenv is on the path for versions that are not chosen, and fails.
+        if command and subprocess.run([command, "--version"], capture_output=True, check=False).returncode == 0:
+            return str(command)
+    return None
+
+
+def tried(python: str, extras: Sequence[str], tests: list[str], *, at_lowest: bool) -> bool:
     """Whether the tests pass on an interpreter."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     with tempfile.TemporaryDirectory() as name:
@@ -50,13 +69,13 @@ def tried(python: str, *, at_lowest: bool, tests: list[str]) -> bool:
         own = folder / "bin" / "python"
         subprocess.run([python, "-m", "venv", folder], check=True)
         constraints = folder / "constraints.txt"
-        constraints.write_text("\n".join(lowest(project) if at_lowest else []) + "\n")
+        constraints.write_text("\n".join(lowest(project, extras) if at_lowest else []) + "\n")
         install = [own, "-m", "pip", "install", "--quiet", "-c", constraints]
-        if subprocess.run([*install, f"{ROOT}[{','.join(EXTRAS)}]", *TOOLS], check=False).returncode:
+        if subprocess.run([*install, f"{ROOT}[{','.join(extras)}]", *TOOLS], check=False).returncode:
             return False
         # What was installed is tested, not the folder that the tests are in.
         command = [own, "-P", "-m", "pytest"] if _version(own) >= (3, 11) else [own, "-m", "pytest"]
-        return subprocess.run([*command, "-q", "-n", "2", *tests], cwd=ROOT, check=False).returncode == 0
+        return subprocess.run([*command, "-n", "2", "-m", "not long", *tests], cwd=ROOT, check=False).returncode == 0
 
 
 def _version(python: Path) -> tuple[int, ...]:
@@ -66,18 +85,18 @@ def _version(python: Path) -> tuple[int, ...]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", nargs="+", default=[sys.executable], help="interpreters (default: this one)")
+    parser.add_argument("--python", default=sys.executable, help="path, or a version such as 3.10 (default: this one)")
     parser.add_argument("--lowest", action="store_true", help="the oldest packages that are allowed")
+    parser.add_argument("--extras", default=",".join(EXTRAS), help="extras to install (default: %(default)s)")
     parser.add_argument("tests", nargs="*", help=f"tests (default: {' '.join(TESTS)})")
     arguments = parser.parse_args()
-    failed = []
-    for python in arguments.python:
-        print(f"{python}{', the oldest packages' if arguments.lowest else ''}", flush=True)
-        if not tried(python, at_lowest=arguments.lowest, tests=arguments.tests or list(TESTS)):
-            failed.append(python)
-    if failed:
-        print(f"failed: {', '.join(failed)}", file=sys.stderr)
-    return bool(failed)
+    python = interpreter(arguments.python)
+    if python is None:
+        print(f"Python {arguments.python} is not installed: {sys.executable} takes its place", file=sys.stderr)
+        python = sys.executable
+    print(f"{python}{', the oldest packages' if arguments.lowest else ''}", flush=True)
+    extras, tests = arguments.extras.split(","), arguments.tests or list(TESTS)
+    return not tried(python, extras, tests, at_lowest=arguments.lowest)
 
 
 if __name__ == "__main__":

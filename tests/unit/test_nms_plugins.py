@@ -33,6 +33,15 @@ def run(model: ir.Model, *arrays: np.ndarray) -> list[np.ndarray]:
         return session.run({f"i{index}": array for index, array in enumerate(arrays)})
 
 
+def newest_opset() -> int:
+    """The newest opset that the installed ONNX Runtime takes."""
+    model = ir.from_onnx_text('<ir_version: 8, opset_import: ["" : 99]> g (float[1] x) => (float[1] y) { y = Relu(x) }')
+    with pytest.raises(InvalidModelError, match=r"knows opsets up to \d+, and the model has 99") as caught:
+        OrtSession(model)
+    assert "newer onnxruntime" in str(caught.value.remedy)
+    return int(str(caught.value).split("up to ")[1].split(",")[0])
+
+
 def iou(a: np.ndarray, b: np.ndarray, one: float = 0.0) -> float:
     def area(low: np.ndarray, high: np.ndarray) -> float:
         return float(np.prod(np.maximum(high - low + one, 0)))
@@ -218,6 +227,8 @@ def test_what_has_no_form_is_refused_with_the_node() -> None:
 
 @pytest.mark.parametrize("opset", [18, 24])
 def test_the_form_is_of_the_opset_of_the_model(opset: int) -> None:
+    if opset > (known := newest_opset()):
+        pytest.skip(f"this ONNX Runtime knows opsets up to {known}")
     model = plugin("EfficientNMS_TRT", [[1, 8, 4], [1, 8, 2]], box_coding=1)
     corners, scores = made(0, 1, 8, 2)
     expected = run(model, corners, scores)

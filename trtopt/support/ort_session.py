@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import threading
 import time
 import weakref
@@ -52,6 +53,9 @@ _BY_REFERENCE = frozenset(
 
 _COPIES_WEIGHTS = ("ConstantFolding", "FuseFp16InitializerToFp32NodeTransformer")
 """They store a large weight that is cast or transposed a second time."""
+
+_NEW_OPSET = re.compile(r"Opset (\d+) is under development.*till opset (\d+)", re.DOTALL)
+"""What ONNX Runtime says of a model whose opset it does not know."""
 
 _limit_s = [RUN_LIMIT_S]
 """Seconds that runs of this process may take, but those of sessions that serve."""
@@ -140,11 +144,7 @@ class OrtSession:
             raise
         except Exception as error:
             self.close()
-            raise InvalidModelError(
-                f"ONNX Runtime cannot load the model: {_first_lines(error)}",
-                where=str(model.graph.name),
-                remedy="check the node the message names; operators of custom domains cannot be calibrated or verified",
-            ) from error
+            raise _not_loaded(ort, model, error) from error
         self.output_names: tuple[str, ...] = tuple(item.name for item in self._session.get_outputs())
         self._call = self._runner().run
         self._input_names = frozenset(item.name for item in self._session.get_inputs())
@@ -442,6 +442,16 @@ def _by_reference(ort: Any, array: np.ndarray) -> Any:
     if array.dtype != ml_dtypes.float8_e4m3fn:
         return ort.OrtValue.ortvalue_from_numpy(array)
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint8), int(ir.DataType.FLOAT8E4M3FN))
+
+
+def _not_loaded(ort: Any, model: ir.Model, error: Exception) -> InvalidModelError:
+    said = f"ONNX Runtime cannot load the model: {_first_lines(error)}"
+    remedy = "check the node the message names; operators of custom domains cannot be calibrated or verified"
+    opsets = _NEW_OPSET.search(str(error))
+    if opsets is not None:
+        said = f"ONNX Runtime {ort.__version__} knows opsets up to {opsets[2]}, and the model has {opsets[1]}"
+        remedy = f"install a newer onnxruntime, or export the model with opset {opsets[2]}"
+    return InvalidModelError(said, where=str(model.graph.name), remedy=remedy)
 
 
 def _first_lines(error: Exception) -> str:
