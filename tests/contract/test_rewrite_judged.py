@@ -122,7 +122,9 @@ def test_what_computes_something_else_is_left(chain: ModelArtifact) -> None:
     assert ops(result) == ["Relu"] * 3 and "the results differ" in step(result).refusals[0].reason
 
 
-def test_a_large_piece_is_run_where_its_rewrite_pays_only(chain: ModelArtifact, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_piece_is_run_where_its_rewrite_pays_only(
+    chain: ModelArtifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sweeps, "_LARGE_BYTES", 0)
     wrong = Replace((("Identity",),))
     slower = judged(chain, Judge(price()), wrong)
