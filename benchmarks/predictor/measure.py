@@ -238,6 +238,32 @@ def compiled() -> Iterator[Case]:
         yield Case("rows", f"{op} compiled", "fp16", sizes, _simple(run, (count, length), "fp16"))
 
 
+# Rows x columns of the RMS norms that cuDNN's authors timed, with the L2 cache flushed.
+COLD_ROWS = (
+    (16384, 4096), (8192, 8192), (4096, 16384), (8192, 5120), (8192, 4096), (4096, 6144), (4096, 8192), (2048, 4096),
+    (131072, 128), (8192, 128), (4096, 2048), (16384, 128), (16384, 2048), (16384, 3072), (16384, 5120), (16384, 6144),
+    (16384, 8192), (8192, 2048), (8192, 3072), (16384, 1024), (65536, 1024), (65536, 512),
+)  # fmt: skip
+
+
+def cold() -> Iterator[Case]:
+    """RMS norms by torch.compile as a training step runs them (the inverse deviation is written too), BF16, on inputs
+    in turn that exceed the L2 cache twice."""
+    for count, length in COLD_ROWS:
+        run = torch.compile(lambda x, w: F.rms_norm(x, x.shape[-1:], w), dynamic=False)
+        sets = max(1, -(-120 * 2**20 // (2 * count * length)))
+        yield Case("rows", "rms_norm cold", "bf16", {"count": count, "length": length}, _norm(run, count, length), sets)
+
+
+def _norm(run: Callable[..., Any], count: int, length: int) -> Callable[[int], list[Call]]:
+    def make(sets: int) -> list[Call]:
+        weight = random(length, dtype="bf16").requires_grad_()
+        inputs = [random(count, length, dtype="bf16") for _ in range(sets)]
+        return [lambda x=x: run(x, weight) for x in inputs]
+
+    return make
+
+
 def _simple(run: Callable[[torch.Tensor], Any], shape: Sequence[int], dtype: str) -> Callable[[int], list[Call]]:
     def make(sets: int) -> list[Call]:
         x = random(*shape, dtype=dtype)
@@ -359,11 +385,12 @@ def kinds(seed: int) -> list[Kind]:
     made = [
         Kind("graph", 0.03, list(graphs())),
         Kind("pair", 0.05, list(pairs())),
-        Kind("gemm", 0.22, list(products())),
+        Kind("gemm", 0.18, list(products())),
         Kind("conv", 0.2, list(convolutions())),
         Kind("attention", 0.19, list(attentions())),
         Kind("rows", 0.12, list(rows())),
         Kind("compiled", 0.06, list(compiled())),
+        Kind("cold", 0.04, list(cold())),
         Kind("memory", 0.06, list(streams())),
         Kind("layout", 0.07, list(layouts())),
     ]

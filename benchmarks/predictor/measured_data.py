@@ -21,12 +21,12 @@ from trtopt.support.precision import ELEMENT_BYTES, Precision
 
 MEASURED = Path(__file__).parent / "measured"
 
-GPUS = {"h200": "H200-SXM-141GB"}
+GPUS = {"h200": "H200-SXM-141GB", "h100": "H100-SXM5-80GB"}
 """The tables, and the GPU each was measured on."""
 
-_WEIGHTS, _MOST_INPUTS, _INPUT_BYTES = 5, 16, 240 * 2**20
+_WEIGHTS, _MOST_INPUTS, _INPUT_BYTES, _COLD_BYTES = 5, 16, 240 * 2**20, 120 * 2**20
 """What takes turns in `measure.py`: products with as many weights, attention with as many inputs at most, which exceed
-so many bytes."""
+so many bytes, and cold rows with inputs of so many."""
 
 Sizes = Mapping[str, int]
 Read = Callable[[str, Precision, Sizes], Work]
@@ -112,8 +112,10 @@ def _attention(op: str, dtype: Precision, s: Sizes) -> Work:
 
 def _rows(op: str, dtype: Precision, s: Sizes) -> Work:
     count, length = s["count"], s["length"]
-    if op.endswith("compiled"):
-        return row_work(count, length, dtype, looped(length), "softmax" if op.startswith("softmax") else "ln")
+    if op.endswith(("compiled", "cold")):
+        work = row_work(count, length, dtype, looped(length), "softmax" if op.startswith("softmax") else "ln")
+        turns = max(1, math.ceil(_COLD_BYTES / work.read_bytes)) if op.endswith("cold") else 1
+        return dataclasses.replace(work, network_share=1.0, inference_bytes=turns * work.bytes) if turns > 1 else work
     if op == "softmax":
         return row_work(count, length, dtype, softmax(length), "softmax")
     if op == "sum":

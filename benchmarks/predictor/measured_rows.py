@@ -1,11 +1,11 @@
-"""Scores the shipped constants on kernels that `measure.py` timed on a GPU that no constant was fitted to.
+"""Scores the shipped constants on kernels that `measure.py` timed on GPUs; no constant was fitted to these.
 
 python benchmarks/predictor/measured_rows.py      prints the table and writes it into the README
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -45,6 +45,7 @@ PARTS = (
     Part("attention (FlashAttention-2 of PyTorch)", "attention", ("encoder flash", "causal flash", "step flash")),
     Part("norms and softmax of up to 1024 (torch.compile)", "rows", COMPILED, longest=1024),
     Part("norms and softmax of any length (torch.compile)", "rows", COMPILED),
+    Part("RMS norm, BF16, inputs from the DRAM (torch.compile)", "rows", ("rms_norm cold",)),
     Part("layer norm (PyTorch)", "rows", ("layer_norm",)),
     Part("RMS norm (PyTorch)", "rows", ("rms_norm",)),
     Part("softmax (PyTorch)", "rows", ("softmax",)),
@@ -66,25 +67,42 @@ def predictions(part: Part, table: str = "h200") -> tuple[Measured, Array]:
 
 
 def lines() -> Iterator[str]:
-    """The table in Markdown."""
-    yield "| kernels | error | sum | Spearman | in the range | measured over predicted, 10 to 90 % | kernels |"
-    yield "|---" * 7 + "|"
+    """The table in Markdown: each part on an H200, and its error and sum on an H100."""
+    yield "| kernels | error | sum | Spearman | in the range | measured / predicted, 10 to 90 % | H100: error | sum |"
+    yield "|---" * 8 + "|"
     for part in PARTS:
-        found, predicted = predictions(part)
+        sides = [predictions(part, table) if any_of(part, table) else None for table in ("h200", "h100")]
+        yield _line(part.name, sides)
+    sides = [Measured.of(behind_products(table)) for table in ("h200", "h100")]
+    name = "what an element-wise kernel adds behind a product"
+    yield _line(name, [(each, each.predict(constants_for(each.dataset.gpu))) for each in sides], ranged=False)
+
+
+def any_of(part: Part, table: str) -> bool:
+    """Whether a table has kernels of a part."""
+    return bool(measured(table, part.kind, part.ops, part.dtypes).samples)
+
+
+def _line(name: str, sides: Sequence[tuple[Measured, Array] | None], *, ranged: bool = True) -> str:
+    """A part on the H200 and the H100; without the share in the range where there is no range of its kind."""
+    cells = [name]
+    for side, whole in zip(sides, (True, False), strict=True):
+        if side is None:
+            cells += [""] * (5 if whole else 2)
+            continue
+        found, predicted = side
         result, ratios = score(predicted, found.measured_us), found.measured_us / predicted
-        ranges = [interval_of(kind_of(work), found.dataset.gpu) for work in found.batch.works]
-        inside = np.mean([low <= ratio <= high for ratio, (low, high) in zip(ratios, ranges, strict=True)])
-        low, high = np.quantile(ratios, (0.1, 0.9))
-        cells = [part.name, f"{result.mape:.1%}", f"{result.ratio:.2f}", f"{result.spearman:.3f}", f"{inside:.0%}"]
-        yield f"| {' | '.join(cells)} | {low:.2f} to {high:.2f} | {result.kernels} |"
-    added = behind_products("h200")
-    constants = constants_for(added.gpu)
-    part_of = Measured.of(added)
-    result = score(part_of.predict(constants), part_of.measured_us)
-    ratios = part_of.measured_us / part_of.predict(constants)
-    low, high = np.quantile(ratios, (0.1, 0.9))
-    cells = ["what an element-wise kernel adds behind a product", f"{result.mape:.1%}", f"{result.ratio:.2f}"]
-    yield f"| {' | '.join(cells)} | {result.spearman:.3f} | | {low:.2f} to {high:.2f} | {result.kernels} |"
+        cells += [f"{result.mape:.1%} of {result.kernels}", f"{result.ratio:.2f}"]
+        if whole:
+            low, high = np.quantile(ratios, (0.1, 0.9))
+            cells += [f"{result.spearman:.3f}", _inside(found, ratios) if ranged else "", f"{low:.2f} to {high:.2f}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def _inside(found: Measured, ratios: Array) -> str:
+    """The share of kernels within the range that their prediction comes with."""
+    ranges = [interval_of(kind_of(work), found.dataset.gpu) for work in found.batch.works]
+    return f"{np.mean([low <= ratio <= high for ratio, (low, high) in zip(ratios, ranges, strict=True)]):.0%}"
 
 
 if __name__ == "__main__":

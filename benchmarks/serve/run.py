@@ -5,8 +5,8 @@
 The digits model of examples/digits.py (8x8 images), trained first; both sides run the same file by ONNX Runtime with
 as many threads within operators. One call at a time, batch 1: bare and served calls take turns in blocks of 50, so that
 the machine's other work moves both; the median of the blocks, in time and in CPU time of the calling thread, which
-other processes move less. Under load: threads, or coroutines, that call again as soon as they have a reply, in 40
-rounds in which all cases take turns; the ratios are medians of those of the rounds.
+other processes move less. Under load: threads, or coroutines, that call again as soon as they have a reply, in 20
+rounds in which all cases take turns; the ratios are medians of those of the rounds, with the 10th and 90th percentile.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MACHINE = "2-core x86-64, no GPU"
 BLOCK_CALLS = 50
 CONTEXTS = 2
 CALLERS = (1, 2, 8, 32)
-ROUNDS = 40
+ROUNDS = 20
 
 Call = Callable[[], Any]
 
@@ -101,11 +101,13 @@ def by_coroutines(call: Call, callers: int, calls: int) -> float:
 
 
 def in_turn(calls: dict[str, Callable[[], float]]) -> dict[str, float]:
-    """Medians of several rounds, in each of which all cases take turns, and of what each has of its bare one."""
+    """Medians of several rounds, in each of which all cases take turns; what each has of its bare one."""
     rounds = [{name: measure() for name, measure in calls.items()} for _ in range(ROUNDS)]
     rates = {name: statistics.median(one[name] for one in rounds) for name in calls}
     for name in ("threads", "coroutines"):
-        rates[f"{name}_ratio"] = statistics.median(one[name] / one[f"bare_{name}"] for one in rounds)
+        ratios = [one[name] / one[f"bare_{name}"] for one in rounds]
+        rates[f"{name}_ratio"] = statistics.median(ratios)
+        rates[f"{name}_ratio_p10"], *_, rates[f"{name}_ratio_p90"] = statistics.quantiles(ratios, n=10)
     return rates
 
 
@@ -159,13 +161,14 @@ def table(found: dict[str, Any]) -> str:
         lines.append(f"| {name} | {' | '.join(f'{value:.1f}' for value in values)} |")
     lines += [
         "",
-        "| callers: calls per second | bare, threads | `run`, threads | ratio | bare, `run_in_executor` | `run_async` "
-        "| ratio |",
+        "| callers: calls per second | bare, threads | `run`, threads | ratio (p10 .. p90) "
+        "| bare, `run_in_executor` | `run_async` | ratio (p10 .. p90) |",
         "|---|---|---|---|---|---|---|",
     ]
     for callers, rates in load.items():
         values = [
-            f"{rates[f'bare_{name}']:,.0f} | {rates[name]:,.0f} | {rates[f'{name}_ratio']:.2f}"
+            f"{rates[f'bare_{name}']:,.0f} | {rates[name]:,.0f} | {rates[f'{name}_ratio']:.2f} "
+            f"({rates[f'{name}_ratio_p10']:.2f} .. {rates[f'{name}_ratio_p90']:.2f})"
             for name in ("threads", "coroutines")
         ]
         lines.append(f"| {callers} | {' | '.join(values)} |")

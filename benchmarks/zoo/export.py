@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 OPSET = 20
-SECONDS, GIGABYTES = 300, 10
+SECONDS, GIGABYTES = 300, 12
+MOST_INSIDE = 1_900_000_000
+"""Bytes of weights from which on they are in a file of their own: protobuf ends at 2 GiB."""
 DIALECTS = {
     "torchscript": "resnet18 mobilenetv2 vit bert swin_tiny whisper_encoder vae_decoder yolov8 lstm segformer".split(),
     "raw": "mobilenetv2 bert vae_decoder".split(),
@@ -56,7 +58,8 @@ def written(exported: Any, subject: Any, path: Path, dialect: str) -> None:
         optimize=dialect != "raw",
         verbose=False,
     )
-    program.save(path, external_data=False)
+    size = sum(each.numel() * each.element_size() for each in exported.parameters())
+    program.save(path, external_data=size > MOST_INSIDE)
 
 
 def named(exported: Any, names: list[str]) -> Any:

@@ -143,3 +143,17 @@ def llama() -> Subject:
         vocab_size=2048,
     )
     return _cached(hf.LlamaModel(config), 2048, 1, 8, 64)
+
+
+@network
+def llama_8b() -> Subject:
+    """Three blocks at the width of Llama 3.1 8B, with a small vocabulary: 2.6 GB in FP32."""
+    config = hf.LlamaConfig(
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=3,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=2048,
+    )
+    return _cached(hf.LlamaModel(config), 2048, 3, 8, 128)

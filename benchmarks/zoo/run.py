@@ -28,6 +28,8 @@ HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))
 MACHINE = "2-core x86-64, no GPU"
 MODES = {"plain": None, "recipes": (), "fp16": ("--fp16",), "int8": ("--int8",), "fp8": ("--fp8",), "auto": ("--auto",)}
+PEERS = {"modelopt-int8": "int8", "modelopt-fp8": "fp8"}
+"""Model Optimizer's modes, with ``--modelopt`` its interpreter."""
 DEFAULT_MODES = "plain,fp16,int8,recipes"
 RECIPES_BOUND = 1e-5
 """Largest difference of an output with recipes alone over its largest element, in FP32."""
@@ -85,6 +87,28 @@ def optimized(
         "judged_us": round(((rewriting.get("after") or {}).get("predicted_us")) or 0.0, 1) or None,
         "reported": {key: found[key] for key in ("shipped", "plain", "dynamic_cost") if found.get(key)},
     }
+
+
+def quantized_by_peer(path: Path, target: Path, mode: str, shapes: Mapping[str, Any], python: str) -> dict[str, Any]:
+    """Model Optimizer's defaults with FP16 beside, calibrated on samples like those that trtopt makes for itself: two
+    batches of the optimum's size."""
+    import numpy as np
+
+    from trtopt.graph.artifact import InputSpec
+    from trtopt.precision.observe.samples import SYNTHETIC, open_samples
+    from trtopt.source.onnx_file import load
+
+    fixed = [InputSpec(item.name, item.dtype, shapes[item.name][1]) for item in load(path).inputs]
+    batches = list(open_samples(SYNTHETIC, fixed, count=2))
+    feeds = {name: np.concatenate([each[name] for each in batches]) for name in batches[0]}
+    with tempfile.TemporaryDirectory() as folder:
+        samples = Path(folder) / "samples.npz"
+        np.savez(samples, **feeds)
+        peer = HERE.parent / "precision" / "peers.py"
+        call = [python, str(peer), "modelopt", mode, "fp16", "0", str(path), str(samples), str(target)]
+        done = subprocess.run(call, capture_output=True, text=True, check=False)
+    said = [line for line in done.stderr.splitlines() if line and not line[0].isspace()]
+    return {"reason": (said or [f"exit {done.returncode}"])[-1][:300]} if done.returncode else {}
 
 
 def engine_cost(path: Path, profiles: Sequence[Any], gpu: str, work: Path) -> dict[str, Any]:
@@ -186,6 +210,8 @@ def measured(name: str, mode: str, options: argparse.Namespace) -> dict[str, Any
     began = time.perf_counter()
     if mode == "plain":
         save_model(plain_model(path, profiles), made)
+    elif mode in PEERS:
+        found = quantized_by_peer(path, made, PEERS[mode], shapes, options.modelopt)
     else:
         found = optimized(path, made, shapes, (*MODES[mode], "--gpu", options.gpu), options.work)
     found["seconds"] = round(time.perf_counter() - began, 1)
@@ -224,7 +250,7 @@ def run(name: str, mode: str, options: argparse.Namespace) -> dict[str, Any]:
     """A network in a mode: made and compiled in one process, compared in another, which a bad file may take down."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     given = ["--folder", str(options.folder), "--work", str(options.work), "--gpu", options.gpu]
-    given += ["--fixed"] * options.fixed
+    given += ["--modelopt", options.modelopt] + ["--fixed"] * options.fixed
     found = child([*given, "--child", name, mode], options.timeout)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     found["cpu_s"] = round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1)
@@ -252,7 +278,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where export.py wrote")
     parser.add_argument("--work", type=Path, required=True, help="for results.jsonl, the cache and what is made")
     parser.add_argument("--only", default="", help="names, separated by commas")
-    parser.add_argument("--modes", default=DEFAULT_MODES, help=f"of {', '.join(MODES)} (default: {DEFAULT_MODES})")
+    parser.add_argument(
+        "--modes", default=DEFAULT_MODES, help=f"of {', '.join((*MODES, *PEERS))} (default: {DEFAULT_MODES})"
+    )
+    parser.add_argument("--modelopt", default="", help="the Python that has Model Optimizer, for its modes")
     parser.add_argument("--gpu", default="L4", choices=["L4", "RTX-4090"])
     parser.add_argument("--fixed", action="store_true", help="the example's sizes only, instead of a range")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds of a mode of a network")

@@ -12,6 +12,7 @@ HERE = Path(__file__).parent
 EIGHT_BIT_DB = 20.0
 """What every output has to keep for an 8-bit time to count."""
 EIGHT_BIT = ("int8", "fp8", "auto")
+PEERS = ("modelopt-int8", "modelopt-fp8")
 SAME = 0.02
 Rows = Mapping[str, Mapping[str, Any]]
 
@@ -32,7 +33,12 @@ def write(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
             if (row["gpu"], row["fixed"]) == (gpu, fixed):
                 mine[row["network"]][row["mode"]] = row
         lines += ["", f"### {gpu}, {'fixed shapes' if fixed else 'a range of shapes'}", ""]
-        lines += [*table({name: modes for name, modes in mine.items() if modes}, gpu), "", *summary(mine, gpu)]
+        lines += [
+            *table({name: modes for name, modes in mine.items() if modes}, gpu),
+            "",
+            *summary(mine, gpu),
+            *peers(mine, gpu),
+        ]
     readme = HERE / "README.md"
     before, opening, rest = readme.read_text().partition("<!-- table -->\n")
     _, closing, after = rest.partition("<!-- end of table -->")
@@ -125,6 +131,16 @@ def table(networks: Mapping[str, Rows], gpu: str) -> list[str]:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def peers(networks: Mapping[str, Rows], gpu: str) -> list[str]:
+    """Model Optimizer beside the best of ours, where it ran: us of the second judge, of plain, dB."""
+    lines = ["| network | FP16 | the best of ours in 8 bits, of plain | Model Optimizer INT8 | FP8 |", "|---" * 5 + "|"]
+    found = {name: modes for name, modes in networks.items() if any(mode in modes for mode in PEERS)}
+    for name, modes in found.items():
+        ours = [f"{each:.2f}" if each is not None else "-" for each in (ratio(modes, "fp16", gpu), best(modes, gpu))]
+        lines.append(f"| {' | '.join([name, *ours, *(_short_engine(modes, mode, gpu) for mode in PEERS)])} |")
+    return ["", "Model Optimizer: us / of plain / dB, in brackets below 20 dB", "", *lines] if found else []
 
 
 def summary(networks: Mapping[str, Rows], gpu: str) -> list[str]:

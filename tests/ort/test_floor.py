@@ -173,15 +173,17 @@ def test_what_was_given_takes_the_place_of_the_default(options: dict[str, Any], 
 
 def test_auto_holds_the_noise_of_outputs_on_random_data_and_answers_on_real_data(tmp_path: Path) -> None:
     budgets = {}
-    for source, calib in (("random", None), ("real", {"x": spectra(8)})):
+    real = {"x": spectra(8)}
+    for source, calib, sqnr_db in (("random", None, None), ("random, 30 dB", None, 30.0), ("real", real, None)):
         save_keywords(tmp_path / "model.onnx")
-        config = BuildConfig(precision="auto", output="out.onnx", backend="tensorrt", gpu="L4")
+        config = BuildConfig(precision="auto", output="out.onnx", backend="tensorrt", gpu="L4", min_sqnr_db=sqnr_db)
         settings = settle(tmp_path / "model.onnx", config, calib, Clock(ignore), make_engine=False)
         loaded = load(tmp_path / "model.onnx")
         samples = open_samples(calib if calib is not None else SYNTHETIC, loaded.inputs)
         budgets[source] = settings.checked_on(samples, loaded.model).budget
         assert settings.checked_on(samples).budget.drop == 0.01  # with a metric
     assert (budgets["random"].drop, budgets["random"].sqnr_db) == (None, RANDOM_DB)
+    assert (budgets["random, 30 dB"].drop, budgets["random, 30 dB"].sqnr_db) == (None, 30.0)
     assert (budgets["real"].drop, budgets["real"].sqnr_db) == (0.01, None)
 
 

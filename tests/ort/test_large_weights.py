@@ -63,6 +63,13 @@ def test_weights_in_a_file_give_the_outputs_that_numpy_gives(tmp_path: Path) -> 
     np.testing.assert_allclose(outputs(load(path).model), expected(path), atol=1e-4)
 
 
+def test_a_brief_session_on_large_weights_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path)
+    with OrtSession(load(path).model, brief=True) as session:
+        np.testing.assert_allclose(session.run(FEEDS)[0], expected(path), atol=1e-4)
+    assert capfd.readouterr().err == ""
+
+
 def test_a_file_and_a_folder_may_be_links(tmp_path: Path) -> None:
     folder = tmp_path / "real"
     folder.mkdir()

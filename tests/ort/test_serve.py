@@ -125,6 +125,38 @@ def test_200_tasks_get_what_one_would_beside_threads(net: Path) -> None:
         assert len(names) <= 3, names
 
 
+def test_a_thread_goes_on_with_the_call_that_its_context_went_to(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with trtopt.Engine.load(net, contexts=1, queue=100) as engine:
+        calls = [feeds(seed) for seed in range(100)]
+        serial = [engine.run(call) for call in calls]
+        submit, started = engine._executor.submit, list[Any]()
+        monkeypatch.setattr(engine._executor, "submit", lambda *call: started.append(call) or submit(*call))
+
+        async def main() -> list[dict[str, np.ndarray]]:
+            tasks = [asyncio.create_task(engine.run_async(call)) for call in calls]
+            context = engine._pool.acquire(Turn())
+            await asyncio.sleep(0)
+            engine._pool.release(context)
+            return await asyncio.gather(*tasks)
+
+        assert all(equal(a, b) for a, b in zip(asyncio.run(main()), serial, strict=True))
+        assert len(started) == 1 and engine._pool.is_idle
+
+
+def test_a_reply_for_an_event_loop_that_ended_is_dropped(net: Path) -> None:
+    with trtopt.Engine.load(net, contexts=1) as engine:
+        context = engine._pool.acquire(Turn())
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(engine.run_async(feeds(0)))
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+        engine._pool.release(context)
+        while not engine._pool.is_idle:
+            time.sleep(1e-3)
+        assert not task.done() and engine.run(feeds(0))
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
 def test_a_full_queue_refuses_at_once_and_a_cancelled_call_leaves_it(net: Path) -> None:
     with trtopt.Engine.load(net, contexts=1, queue=2) as engine:
         given = feeds(0)
@@ -465,14 +497,9 @@ def test_files_that_are_neither_are_refused(tmp_path: Path) -> None:
         trtopt.Engine.load(saved(tmp_path / "s.onnx", sequence))
 
 
-def test_an_engine_cannot_be_pickled_or_used_in_a_forked_process(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with trtopt.Engine.load(net) as engine:
-        with pytest.raises(TypeError, match="pickle"):
-            pickle.dumps(engine)
-        with monkeypatch.context() as elsewhere:
-            elsewhere.setattr("os.getpid", lambda: -1)
-            with pytest.raises(UsageError, match="load it in each worker process"):
-                engine.run(feeds(0))
+def test_an_engine_cannot_be_pickled(net: Path) -> None:
+    with trtopt.Engine.load(net) as engine, pytest.raises(TypeError, match="pickle"):
+        pickle.dumps(engine)
 
 
 def in_a_fork(act: Callable[[], None]) -> int:
@@ -508,8 +535,9 @@ def test_a_forked_process_can_load_its_own_and_is_not_held_up_by_its_parents(net
         def act() -> None:
             with trtopt.Engine.load(net) as own:
                 assert equal(own.run(given), expected)
-            with pytest.raises(UsageError, match="load it in each worker process"):
-                engine.metrics()
+            for call in (engine.metrics, lambda: engine.run(given), lambda: asyncio.run(engine.run_async(given))):
+                with pytest.raises(UsageError, match="load it in each worker process"):
+                    call()
             engine.close()
 
         # other threads of this process hold these in the moment of the fork

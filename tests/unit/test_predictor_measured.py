@@ -1,4 +1,4 @@
-"""The shipped constants on kernels of an H200, which none was fitted to (``benchmarks/predictor/measured``)."""
+"""The shipped constants on kernels of an H200 and an H100 that none was fitted to (``predictor/measured``)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return measured_rows
 
 
+@pytest.mark.parametrize("table", ["h200", "h100"])
 @pytest.mark.parametrize(
     ("name", "limit"),
     [
@@ -33,8 +34,8 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ("element-wise", 0.15),
     ],
 )
-def test_kernels_of_a_gpu_that_nothing_was_fitted_to(scores: ModuleType, name: str, limit: float) -> None:
-    found, predicted = scores.predictions(next(part for part in scores.PARTS if part.name.startswith(name)))
+def test_kernels_that_nothing_was_fitted_to(scores: ModuleType, name: str, limit: float, table: str) -> None:
+    found, predicted = scores.predictions(next(part for part in scores.PARTS if part.name.startswith(name)), table)
     assert len(predicted) > 20
     assert np.mean(np.abs(predicted / found.measured_us - 1)) < limit
     bound = found.batch.predict(constants_for(found.dataset.gpu)).bound

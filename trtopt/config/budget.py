@@ -155,7 +155,8 @@ class AccuracyBudget:
 
     def on_random_data(self) -> AccuracyBudget:
         """What a default is where nobody gave samples: which element of an output is the largest says nothing then."""
-        return replace(self, drop=None, sqnr_db=RANDOM_DB) if self.is_default and self.sqnr_db is None else self
+        db = RANDOM_DB if self.sqnr_db is None else self.sqnr_db
+        return replace(self, drop=None, sqnr_db=db) if self.is_default else self
 
     def as_asked(self) -> AccuracyBudget:
         """Without a drop that nobody gave."""

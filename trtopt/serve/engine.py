@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +26,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from trtopt.serve.load import EngineOptions
+
+
+_forks: list[int] = []
+"""This process, where it was forked after this module was imported; else nothing."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _forks.append(os.getpid()))
 
 
 class Engine:
@@ -45,12 +54,13 @@ class Engine:
         self.outputs: tuple[TensorSpec, ...] = loaded.runner.outputs
         self._runner = loaded.runner
         self._first = self.inputs[0].name if self.inputs else ""
-        self._border = InputChecker(self.inputs, takes_gpu=loaded.runner.takes_gpu)
+        self._check = InputChecker(self.inputs, takes_gpu=loaded.runner.takes_gpu).check
+        self._compute = self._without_nan if nan == "refuse" else loaded.runner.run
         self._pool = Pool(contexts, queue)
         self._counters = Counters()
-        self._refuses_nan = nan == "refuse"
         self._process = os.getpid()
         self._executor = ThreadPoolExecutor(contexts, thread_name_prefix=f"trtopt {self.name}")
+        self._own = threading.local()
 
     def __repr__(self) -> str:
         names = (", ".join(item.name for item in items) for items in (self.inputs, self.outputs))
@@ -125,9 +135,11 @@ class Engine:
         began = time.perf_counter()
         turn, pool = Turn(), self._pool
         try:
-            feeds = self._taken(inputs)
+            if _forks:
+                self._check_process()
+            feeds = self._check(inputs)
             context = pool.acquire(turn)
-            outputs = self._computed(context, feeds) if self._refuses_nan else self._runner.run(context, feeds)
+            outputs = self._compute(context, feeds)
         except BaseException as error:
             self._counters.failed(_kind(error))
             raise
@@ -189,7 +201,9 @@ class Engine:
         """
         began = time.perf_counter()
         try:
-            feeds = self._taken(inputs)
+            if _forks:
+                self._check_process()
+            feeds = self._check(inputs)
             outputs = await self._reply(feeds)
         except BaseException as error:
             self._counters.failed(_kind(error))
@@ -273,11 +287,6 @@ class Engine:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _taken(self, inputs: Mapping[str, Any]) -> dict[str, CallInput]:
-        if os.getpid() != self._process:
-            self._check_process()
-        return self._border.check(inputs)
-
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise UsageError(
@@ -288,56 +297,78 @@ class Engine:
 
     async def _reply(self, feeds: dict[str, CallInput]) -> dict[str, Any]:
         """The outputs, computed by a thread of the engine as soon as a context is free."""
-        reply: Future[dict[str, Any]] = Future()
+        reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         # The thread that gives the context back starts the call: by way of the event loop it would be idle meanwhile.
         place = Place(lambda: self._start(feeds, reply, place))
         context = self._pool.request(place)
         if context is not None:
             self._submit(context, feeds, reply)
         try:
-            return await asyncio.wrap_future(reply)
+            return await reply
         except BaseException:
             self._pool.leave(place)
             raise
 
-    def _start(self, feeds: dict[str, CallInput], reply: Future[dict[str, Any]], place: Place) -> None:
+    def _start(self, feeds: dict[str, CallInput], reply: asyncio.Future[dict[str, Any]], place: Place) -> None:
         if place.context is not None:
             self._submit(place.context, feeds, reply)
-        elif reply.set_running_or_notify_cancel():
-            reply.set_exception(place.error)
+        else:
+            _deliver(reply, None, place.error)
 
-    def _submit(self, context: int, feeds: dict[str, CallInput], reply: Future[dict[str, Any]]) -> None:
+    def _submit(self, context: int, feeds: dict[str, CallInput], reply: asyncio.Future[dict[str, Any]]) -> None:
+        """Have a thread of the engine compute it: this one, where it is one and has nothing to do after its own."""
+        todo = getattr(self._own, "todo", None)
+        if todo == [] and threading.main_thread().is_alive():
+            todo.append((context, feeds, reply))
+            return
         try:
-            self._executor.submit(self._answer, context, feeds, reply)
+            self._executor.submit(self._work, context, feeds, reply)
         except RuntimeError as error:  # no call of a coroutine can be started: the main thread has ended, as a rule
             unserved = functools.partial(_unserved, str(error))
-            if reply.set_running_or_notify_cancel():
-                reply.set_exception(unserved())
+            _deliver(reply, None, unserved())
             self._pool.refuse(unserved)  # all at once: each of them would come here from the one before
             self._pool.release(context)
 
-    def _answer(self, context: int, feeds: dict[str, CallInput], reply: Future[dict[str, Any]]) -> None:
+    def _work(self, *call: Any) -> None:
+        """Compute a call, and then what came to this thread with the context that it gave back."""
+        todo = self._own.todo = [call]
+        while todo:
+            self._answer(*todo.pop())
+        self._own.todo = None
+
+    def _answer(self, context: int, feeds: dict[str, CallInput], reply: asyncio.Future[dict[str, Any]]) -> None:
         """Compute the outputs for a coroutine; for one that was cancelled meanwhile, give the context back."""
-        if not reply.set_running_or_notify_cancel():
-            self._pool.release(context)
-            return
+        outputs = failure = None
         try:
-            try:
-                outputs = self._computed(context, feeds)
-            finally:
-                self._pool.release(context)
+            if not reply.cancelled():
+                outputs = self._compute(context, feeds)
         except BaseException as error:  # noqa: BLE001 - the coroutine raises it
+            failure = error
+        self._pool.release(context)
+        _deliver(reply, outputs, failure)
+
+    def _without_nan(self, context: int, feeds: dict[str, CallInput]) -> dict[str, Any]:
+        check_nan(feeds, outputs=False)
+        outputs = self._runner.run(context, feeds)
+        check_nan(outputs, outputs=True)
+        return outputs
+
+
+def _deliver(
+    reply: asyncio.Future[dict[str, Any]], outputs: dict[str, Any] | None, error: BaseException | None
+) -> None:
+    """Give a coroutine what came of its call, from any thread."""
+
+    def wake() -> None:
+        if reply.done():  # cancelled meanwhile
+            return
+        if error is not None:
             reply.set_exception(error)
-        else:
+        elif outputs is not None:
             reply.set_result(outputs)
 
-    def _computed(self, context: int, feeds: dict[str, CallInput]) -> dict[str, Any]:
-        if self._refuses_nan:
-            check_nan(feeds, outputs=False)
-        outputs = self._runner.run(context, feeds)
-        if self._refuses_nan:
-            check_nan(outputs, outputs=True)
-        return outputs
+    with contextlib.suppress(RuntimeError):  # its event loop is closed
+        reply.get_loop().call_soon_threadsafe(wake)
 
 
 def _unserved(why: str) -> ResourceError:

@@ -110,8 +110,6 @@ class OrtSession:
         self._adjust(options)
         self._new_run_options = ort.RunOptions
         self._idle: list[_LimitedRun] = []
-        if brief:
-            options.add_session_config_entry(*_UNPACKED)
         if keep_qdq:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         self._weights: dict[str, np.ndarray] = {}
@@ -125,6 +123,8 @@ class OrtSession:
             mapped = None if self._packs else _folder_of_large(clone)
             light, self._weights = _detach_weights(clone, mapped)
             values = {name: _by_reference(ort, array) for name, array in self._weights.items()}
+            if brief or mapped is not None:
+                options.add_session_config_entry("session.disable_prepacking", "1")
             disabled = [*_WRONG_FOR_FP8, *(_CRASHES_ON_FP16 if _turns_fp16(light) else ())]
             if mapped is not None:
                 disabled += _COPIES_WEIGHTS
@@ -425,16 +425,12 @@ def _is_in(tensor: ir.TensorProtocol | None, folder: str | None) -> bool:
     return bool(folder) and isinstance(tensor, ir.ExternalTensor) and str(tensor.base_dir) == folder
 
 
-_UNPACKED = ("session.disable_prepacking", "1")
-
-
 def _hold_once(options: Any, folder: str, values: Mapping[str, Any]) -> None:
     """Let a session compute with these weights as they lie in memory.
 
     Those of the model's files it maps itself where it reads them beforehand; the others it copies for the moment in
     which it is made.
     """
-    options.add_session_config_entry(*_UNPACKED)
     if folder:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
     for name, value in values.items():
