@@ -18,6 +18,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import all_nodes
 from trtopt.judge.protocol import Priced
 from trtopt.report.schema.steps import Cost, Refusal, StepRecord
+from trtopt.rewrite import sweeps
 from trtopt.rewrite.driver import Rewritten, apply
 from trtopt.rewrite.protocol import Findings, Match, Recipe, Stage, Target
 from trtopt.rewrite.sweeps import Judging
@@ -119,6 +120,17 @@ def test_what_does_not_pay_is_left_with_the_figures(chain: ModelArtifact) -> Non
 def test_what_computes_something_else_is_left(chain: ModelArtifact) -> None:
     result = judged(chain, Judge(price(Relu=2.0, Identity=0.5)), Replace((("Identity",),)))
     assert ops(result) == ["Relu"] * 3 and "the results differ" in step(result).refusals[0].reason
+
+
+def test_a_large_piece_is_run_where_its_rewrite_pays_only(
+    chain: ModelArtifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "_LARGE_BYTES", 0)
+    wrong = Replace((("Identity",),))
+    slower = judged(chain, Judge(price()), wrong)
+    assert ops(slower) == ["Relu"] * 3 and "it does not pay" in step(slower).refusals[0].reason
+    faster = judged(chain, Judge(price(Relu=2.0, Identity=0.5)), wrong)
+    assert ops(faster) == ["Relu"] * 3 and "the results differ" in step(faster).refusals[0].reason
 
 
 def test_the_best_way_that_is_right_is_taken(chain: ModelArtifact) -> None:

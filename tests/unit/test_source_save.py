@@ -19,7 +19,7 @@ import pytest
 from trtopt.errors import UsageError
 from trtopt.source import save
 from trtopt.source.onnx_file import load
-from trtopt.source.save import save_model
+from trtopt.source.save import save_model, write_once
 
 
 def model_with(weight: np.ndarray) -> ir.Model:
@@ -68,6 +68,24 @@ def test_large_weights_go_to_one_file_beside_it_and_shared_ones_once(tmp_path: P
         tensor = graph.initializers[key].const_value
         assert tensor is not None
         np.testing.assert_array_equal(tensor.numpy(), weight)
+
+
+def test_what_is_read_once_has_weights_of_any_size_beside_it(tmp_path: Path) -> None:
+    weight = np.arange(5000, dtype=np.float32)
+    model = model_with(weight)
+    before = model.graph.initializers["w"].const_value
+    files = write_once(model, tmp_path / "m.onnx", notes=False)
+    assert [path.name for path in files] == ["m.onnx", "m.onnx.data"]
+    assert files[1].stat().st_size == 20480 and model.graph.initializers["w"].const_value is before
+    proto = onnx.load(files[0], load_external_data=False)
+    assert not proto.metadata_props and not proto.graph.node[1].metadata_props
+    found = load(files[0]).model.graph.initializers["w2"].const_value
+    assert found is not None
+    np.testing.assert_array_equal(found.numpy(), weight)
+
+
+def test_without_large_weights_it_is_one_file(tmp_path: Path) -> None:
+    assert write_once(model_with(np.arange(8, dtype=np.float32)), tmp_path / "m.onnx") == (tmp_path / "m.onnx",)
 
 
 def test_the_model_that_is_saved_is_not_changed(tmp_path: Path, always_external: None) -> None:

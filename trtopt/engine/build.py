@@ -111,7 +111,7 @@ def build_engine(request: BuildRequest, on_event: OnEvent = ignore, cache: Engin
             def begin() -> list[Future[Compiled]]:
                 return [beside.submit(_run, item, settings, timing, ignore, keep_engine=False) for item in static]
 
-            sizes = [] if request.weights else begin()
+            sizes = [] if request.is_large else begin()
             compiled = _run(first, settings, now, on_event)
             sizes = sizes or begin()  # two builds of more than a gigabyte of weights need not fit memory
             if compiled.timing_cache is not None and request.timing_cache is not None:
@@ -489,11 +489,11 @@ class CompilerPool:
     def ranged(self, request: BuildRequest) -> tuple[tuple[LayerInfo, ...], tuple[LayerInfo, ...]]:
         """The layers for the first profile of ``request``, and those of a static build at its optimum, made at once.
 
-        A list of layers of open sizes does not tell them; the static one does. With files of weights, which hold more
-        than a gigabyte, one is made after the other.
+        A list of layers of open sizes does not tell them; the static one does. With more than a gigabyte of weights,
+        one is made after the other.
         """
         static = replace(request, profiles=(request.profiles[0].at_optimum(),))
-        if request.weights:
+        if request.is_large:
             return self.layers(request), self.layers(static)
         with ThreadPoolExecutor(1) as other:
             begun = other.submit(self.layers, static)

@@ -69,6 +69,9 @@ class ShapeProfile:
         return found
 
 
+_LARGE_BYTES = 1 << 30
+
+
 @dataclass(frozen=True)
 class BuildRequest:
     """What to build.
@@ -101,6 +104,11 @@ class BuildRequest:
     formats: Mapping[str, str] = field(default_factory=dict)
     weights: tuple[Path, ...] = ()
     key: str = ""
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the weights hold more than a gigabyte, so that two builds at once need not fit memory."""
+        return sum(path.stat().st_size for path in self.weights) > _LARGE_BYTES
 
 
 BATCH_RANGE = (1, 8, 16)

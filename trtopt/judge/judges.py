@@ -44,7 +44,7 @@ from trtopt.roofline.layer import predict
 from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.roofline.work import Layer
-from trtopt.source.save import save_model
+from trtopt.source.save import write_once
 from trtopt.support.precision import Precision
 from trtopt.support.temporary import TemporaryFolder
 
@@ -176,7 +176,7 @@ class CompilerJudge:
         formats = dict.fromkeys(_maps(model), _CHANNELS_LAST) if inner else io_formats(self._io)
         with TemporaryFolder() as folder:
             path = Path(folder) / "model.onnx"
-            weights = save_model(model, path)[1:]
+            weights = write_once(model, path)[1:]
             request = BuildRequest(
                 onnx=path,
                 backend=TENSORRT_RTX,

@@ -27,7 +27,7 @@ from trtopt.hardware.probe import probe
 from trtopt.judge.target import BuildTarget
 from trtopt.precision.fp16.network_io import formats, parse_io
 from trtopt.profiling.inference import time_engine
-from trtopt.source.save import save_model
+from trtopt.source.save import write_once
 from trtopt.support.clock import Clock
 from trtopt.support.temporary import TemporaryFolder
 
@@ -78,10 +78,10 @@ def engine_request(artifact: ModelArtifact, job: Compilation, config: BuildConfi
     """What the compiler is asked for a model, which is written into ``folder``, where nothing else lies."""
     path = folder / "model.onnx"
     # An export of today differs from that of yesterday in its notes, and its engine does not.
-    save_model(artifact.model, path, notes=False)
+    _, *weights = write_once(artifact.model, path, notes=False)
     return BuildRequest(
         onnx=path,
-        weights=tuple(sorted(set(folder.iterdir()) - {path})),
+        weights=tuple(weights),
         backend=job.target.backend,
         gpu=job.target.gpu,
         nodes=tuple(str(node.name) for node in edit.all_nodes(artifact.model.graph)),

@@ -146,7 +146,7 @@ class PlaceJudge:
         invariants.check(clone, invariants.signature(subgraph))
         infer_in_place(clone)
         self.begin(clone, inner=inner)
-        off = difference(subgraph, clone, best_shapes(subgraph))
+        off = "" if _is_large(subgraph) else difference(subgraph, clone, best_shapes(subgraph))
         if off:
             return Verdict(match.choice, False, f"the results differ: {off}", before)
         try:
@@ -155,9 +155,19 @@ class PlaceJudge:
             return Verdict(match.choice, False, f"the result cannot be judged: {error.what}", before)
         place_us = (place if place.kernels else before).predicted_us
         verdict = Verdict(match.choice, True, "", before, after, place_us)
-        if verdict.gain >= least_gain(before, after):
-            return verdict
-        return Verdict(match.choice, False, no_gain(before, after), before, after)
+        if verdict.gain < least_gain(before, after):
+            return Verdict(match.choice, False, no_gain(before, after), before, after)
+        off = difference(subgraph, clone, best_shapes(subgraph)) if _is_large(subgraph) else ""
+        return Verdict(match.choice, False, f"the results differ: {off}", before) if off else verdict
+
+
+_LARGE_BYTES = 64 << 20
+"""Weights from which on a subgraph is run only where its rewrite pays; below, it is run while that is found out."""
+
+
+def _is_large(model: ir.Model) -> bool:
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None) >= _LARGE_BYTES
 
 
 _MAX_SWEEPS = 20

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +36,6 @@ def save_model(
     model: ir.Model,
     path: str | os.PathLike[str],
     *,
-    notes: bool = True,
     check: Callable[[Path], None] | None = None,
 ) -> tuple[Path, ...]:
     """Write ``model`` to ``path``, in the forms of :mod:`trtopt.source.portable`; it is not changed.
@@ -48,7 +47,6 @@ def save_model(
 
     Args:
         path: The ``.onnx`` file to write or replace.
-        notes: Whether to write what computes nothing: doc strings, metadata, the producer, the name of the graph.
         check: Gets the new file, its weights beside it, before it is put in place; what it raises leaves the old one.
 
     Returns:
@@ -69,21 +67,56 @@ def save_model(
         _unload(weights, target)
     embed(clone, initializers=not unload)
     proto = ir.to_proto(clone)
+    content = _serialized(proto, target)
+    data = _locations(proto)
+    _put_in_place(target, content, check, data - replaced)
+    for name in replaced - data:
+        (target.parent / name).unlink(missing_ok=True)
+    return (target, *(target.parent / name for name in sorted(data)))
+
+
+def write_once(model: ir.Model, path: Path, *, notes: bool = True) -> tuple[Path, ...]:
+    """Write ``model`` to ``path`` for a compiler to read once; it is not changed.
+
+    As :func:`save_model`, but all larger weights go to ``NAME.data`` beside it, straight from memory: one protobuf with
+    them inside takes three copies more. The file is not written whole or not at all.
+
+    Args:
+        model: The model.
+        path: The file, in a folder that the caller owns and in which nothing else lies.
+        notes: Whether to write what computes nothing: doc strings, metadata, the producer, the name of the graph.
+
+    Returns:
+        The model's file, then that of its weights, if it has any.
+
+    Raises:
+        InvalidModelError: The model is too large for one protobuf without its weights.
+    """
+    clone = model.clone()
+    make_portable(clone)
+    tensors = _by_value(_weights(clone))
+    files = (path, path.with_name(f"{path.name}.data")) if tensors else (path,)
+    for file in files[1:]:
+        with open(file, "wb") as data:
+            data.writelines(_content(_unique(tensors)))
+        _point_to(tensors, file)
+    embed(clone, initializers=False)
+    proto = ir.to_proto(clone)
     if not notes:
         clear_notes(proto)
+    path.write_bytes(_serialized(proto, path))
+    return files
+
+
+def _serialized(proto: ModelProto, target: Path) -> bytes:
     try:
-        content = proto.SerializeToString()
+        return bytes(proto.SerializeToString())
     except (ValueError, OSError, RuntimeError) as error:
         raise InvalidModelError(
             f"The model does not fit one protobuf: {error}",
             where=str(target),
             remedy="hold large constants in initializers, not in node attributes",
         ) from error
-    data = _locations(proto)
-    _put_in_place(target, content, check, data - replaced)
-    for name in replaced - data:
-        (target.parent / name).unlink(missing_ok=True)
-    return (target, *(target.parent / name for name in sorted(data)))
 
 
 def _put_in_place(target: Path, content: bytes, check: Callable[[Path], None] | None, new: set[str]) -> None:
@@ -114,28 +147,39 @@ def _weights(model: ir.Model) -> Iterator[ir.Value]:
 
 def _unload(values: list[ir.Value], target: Path) -> None:
     """Write the tensors of ``values`` to a data file beside ``target``, and make the values point there."""
-    tensors = list({id(value.const_value): value.const_value for value in values if value.const_value}.values())
+    tensors = _by_value(values)
     digest = hashlib.sha256()
-    for chunk in _content(tensors):
+    for chunk in _content(_unique(tensors)):
         digest.update(chunk)
-    name = f"{target.name}.{digest.hexdigest()[:16]}.data"
-    with atomic_path(target.parent / name) as temporary, open(temporary, "wb") as file:
-        for chunk in _content(tensors):
-            file.write(chunk)
-    ends = itertools.accumulate((_padded(tensor.nbytes) for tensor in tensors), initial=0)
-    offsets = dict(zip(map(id, tensors), ends, strict=False))
-    for value in values:
-        tensor = value.const_value
-        if tensor is not None:
-            value.const_value = ir.ExternalTensor(
-                name,
-                offsets[id(tensor)],
-                tensor.nbytes,
-                tensor.dtype,
-                shape=ir.Shape(dims_of(tensor)),
-                name=str(value.name),
-                base_dir=str(target.parent),
-            )
+    place = target.parent / f"{target.name}.{digest.hexdigest()[:16]}.data"
+    with atomic_path(place) as temporary, open(temporary, "wb") as file:
+        file.writelines(_content(_unique(tensors)))
+    _point_to(tensors, place)
+
+
+def _by_value(values: Iterable[ir.Value]) -> dict[ir.Value, ir.TensorProtocol]:
+    return {value: value.const_value for value in values if value.const_value is not None}
+
+
+def _unique(tensors: Mapping[ir.Value, ir.TensorProtocol]) -> list[ir.TensorProtocol]:
+    return list({id(tensor): tensor for tensor in tensors.values()}.values())
+
+
+def _point_to(tensors: Mapping[ir.Value, ir.TensorProtocol], place: Path) -> None:
+    """Make values point to their tensors in a data file."""
+    unique = _unique(tensors)
+    ends = itertools.accumulate((_padded(tensor.nbytes) for tensor in unique), initial=0)
+    offsets = dict(zip(map(id, unique), ends, strict=False))
+    for value, tensor in tensors.items():
+        value.const_value = ir.ExternalTensor(
+            place.name,
+            offsets[id(tensor)],
+            tensor.nbytes,
+            tensor.dtype,
+            shape=ir.Shape(dims_of(tensor)),
+            name=str(value.name),
+            base_dir=str(place.parent),
+        )
 
 
 def _padded(length: int) -> int:
