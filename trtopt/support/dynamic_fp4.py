@@ -14,6 +14,7 @@ operator DynamicQuantize and Working with Quantized Types; Open Compute Project,
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Sequence
 
 import numpy as np
@@ -57,6 +58,8 @@ def register() -> None:
     )
     made.set_type_and_shape_inference_function(_infer)
     onnx.defs.register_schema(made)
+    # ONNX 1.19 keeps the function in a static table, which outlives Python: the process would end in a crash.
+    atexit.register(onnx.defs.deregister_schema, _NAME, 1, _DOMAIN)
 
 
 def _infer(context: onnx.shape_inference.InferenceContext) -> None:
