@@ -13,7 +13,7 @@ from rich.console import Console
 from trtopt.cli.build import make_parser, parse_arguments
 from trtopt.cli.options import config_from
 from trtopt.config import BuildConfig
-from trtopt.report.schema.analysis import EngineAnalysis, LayerRow, totals_of
+from trtopt.report.schema.analysis import EngineAnalysis, LayerRow, Uncosted, totals_of
 from trtopt.report.schema.build import (
     AccuracyRecord,
     Achieved,
@@ -83,6 +83,13 @@ def test_what_keeps_an_engine_from_being_ready_stands_in_the_place_of_ready() ->
     report = dataclasses.replace(_ready(), calibration=calibration, shipped=Cost(23, 0, 10, 300.0))
     last = _text(report, verbose=False).splitlines()[4]
     assert last == "look at    8-bit ranges from RANDOM data; slower than plain"
+
+
+def test_a_time_that_leaves_kernels_out_says_so() -> None:
+    left_out = (Uncosted("Pad", ("/pad",)), Uncosted("Conv", ("/conv",)))
+    analysis = EngineAnalysis("L4", (), totals_of(()), left_out)
+    last = _text(dataclasses.replace(_ready(), analysis=analysis), verbose=False).splitlines()[4]
+    assert last == "look at    the time is without Pad, Conv"
 
 
 def test_against_plain_says_what_changed() -> None:

@@ -210,6 +210,9 @@ def _look_at(report: BuildReport) -> Iterator[str]:
     achieved = report.precision.achieved
     if achieved and asked in (Precision.INT8, Precision.FP8) and asked not in achieved:
         yield f"nothing runs in {asked.upper()}: nowhere is that faster"
+    uncosted = () if report.analysis is None else report.analysis.uncosted
+    if uncosted:
+        yield f"the time is without {some([visible(item.op) for item in uncosted])}"
     found = speed_of(report)
     if found.ratio is not None and found.ratio < 1 / 1.001:
         yield "slower than plain"
