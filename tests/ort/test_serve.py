@@ -547,6 +547,19 @@ def test_a_forked_process_can_load_its_own_and_is_not_held_up_by_its_parents(net
     assert code == 0
 
 
+def test_a_runner_that_raises_stop_iteration_does_not_hang_a_coroutine(
+    net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with trtopt.Engine.load(net) as engine:
+
+        def stop(*_: object) -> dict[str, Any]:
+            raise StopIteration
+
+        monkeypatch.setattr(engine, "_compute", stop)
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            asyncio.run(asyncio.wait_for(engine.run_async(feeds(0)), 10))
+
+
 END_OF_MAIN = """
 import asyncio, sys, threading, time
 import numpy as np, trtopt

@@ -124,6 +124,25 @@ def test_lengths_of_ids_and_of_nothing_are_within_reach() -> None:
     assert sample["id_lens"].tolist() == [1]
 
 
+@pytest.mark.parametrize(
+    ("inputs", "lengths"),
+    [
+        ("float[4, 2, 16] x, int32[2] lengths", [1, 1]),  # steps first, or features last: nobody says
+        ("float[T, N, 16] x, int32[N] lengths", [1]),
+        ("float[N, T, 16] x, float[64, 48] lora_a, int32[N] lengths", [64]),
+        ("float[N, T, 16] x, float[L, N, 2, P, 64] past_kv, int32[N] lengths", [64]),
+        ("float[N, T] x, uint8[N] lengths", [255]),
+    ],
+)
+def test_lengths_are_those_of_an_input_of_the_same_batch(inputs: str, lengths: list[int]) -> None:
+    model = net(inputs, "y = Cast <to=1> (lengths)")
+    specs = [input_spec(value) for value in model.graph.inputs]
+    long = {"x": [1, 300 if "uint8" in inputs else 64, 16][: len(specs[0].shape)], "past_kv": [1, 1, 2, 0, 64]}
+    shapes = {spec.name: long[spec.name] for spec in specs if spec.name in long and not spec.is_static}
+    (sample,) = open_samples(SYNTHETIC, specs, shapes=shapes, count=1, values=input_values(model))
+    assert sample["lengths"].tolist() == lengths
+
+
 def test_masks_are_true() -> None:
     body = "u = Unsqueeze(keep, a) y = Where(u, x, low)"
     model = net("bool[N, S] keep, float[N, S, C] x", body, a=np.int64([2]), low=np.float32(0))

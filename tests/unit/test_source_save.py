@@ -88,6 +88,14 @@ def test_without_large_weights_it_is_one_file(tmp_path: Path) -> None:
     assert write_once(model_with(np.arange(8, dtype=np.float32)), tmp_path / "m.onnx") == (tmp_path / "m.onnx",)
 
 
+@pytest.mark.parametrize("size", [8, 4096])
+def test_a_file_for_a_compiler_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path, size: int) -> None:
+    model = model_with(np.arange(size, dtype=np.float32))
+    with pytest.raises(UsageError, match="Cannot write: No such file") as caught:
+        write_once(model, tmp_path / "missing" / "m.onnx")
+    assert "TMPDIR" in caught.value.remedy
+
+
 def test_the_model_that_is_saved_is_not_changed(tmp_path: Path, always_external: None) -> None:
     model = model_with(np.arange(5000, dtype=np.float32))
     before = model.graph.initializers["w"].const_value

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -55,7 +55,7 @@ class Engine:
         self._runner = loaded.runner
         self._first = self.inputs[0].name if self.inputs else ""
         self._check = InputChecker(self.inputs, takes_gpu=loaded.runner.takes_gpu).check
-        self._compute = self._without_nan if nan == "refuse" else loaded.runner.run
+        self._compute = functools.partial(_without_nan, loaded.runner.run) if nan == "refuse" else loaded.runner.run
         self._pool = Pool(contexts, queue)
         self._counters = Counters()
         self._process = os.getpid()
@@ -347,11 +347,14 @@ class Engine:
         self._pool.release(context)
         _deliver(reply, outputs, failure)
 
-    def _without_nan(self, context: int, feeds: dict[str, CallInput]) -> dict[str, Any]:
-        check_nan(feeds, outputs=False)
-        outputs = self._runner.run(context, feeds)
-        check_nan(outputs, outputs=True)
-        return outputs
+
+def _without_nan(
+    run: Callable[[int, dict[str, CallInput]], dict[str, Any]], context: int, feeds: dict[str, CallInput]
+) -> dict[str, Any]:
+    check_nan(feeds, outputs=False)
+    outputs = run(context, feeds)
+    check_nan(outputs, outputs=True)
+    return outputs
 
 
 def _deliver(
@@ -362,8 +365,8 @@ def _deliver(
     def wake() -> None:
         if reply.done():  # cancelled meanwhile
             return
-        if error is not None:
-            reply.set_exception(error)
+        if error is not None:  # a coroutine cannot raise StopIteration
+            reply.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
         elif outputs is not None:
             reply.set_result(outputs)
 

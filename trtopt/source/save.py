@@ -15,7 +15,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx import ModelProto
 
-from trtopt.errors import InvalidModelError, TrtoptError
+from trtopt.errors import InvalidModelError, TrtoptError, UsageError
 from trtopt.graph.edit import all_graphs, dims_of
 from trtopt.graph.skeleton import embed
 from trtopt.source.check import all_tensors
@@ -91,20 +91,26 @@ def write_once(model: ir.Model, path: Path, *, notes: bool = True) -> tuple[Path
 
     Raises:
         InvalidModelError: The model is too large for one protobuf without its weights.
+        UsageError: The disk is full.
     """
     clone = model.clone()
     make_portable(clone)
     tensors = _by_value(_weights(clone))
     files = (path, path.with_name(f"{path.name}.data")) if tensors else (path,)
-    for file in files[1:]:
-        with open(file, "wb") as data:
-            data.writelines(_content(_unique(tensors)))
-        _point_to(tensors, file)
-    embed(clone, initializers=False)
-    proto = ir.to_proto(clone)
-    if not notes:
-        clear_notes(proto)
-    path.write_bytes(_serialized(proto, path))
+    try:
+        for file in files[1:]:
+            with open(file, "wb") as data:
+                data.writelines(_content(_unique(tensors)))
+            _point_to(tensors, file)
+        embed(clone, initializers=False)
+        proto = ir.to_proto(clone)
+        if not notes:
+            clear_notes(proto)
+        path.write_bytes(_serialized(proto, path))
+    except OSError as error:
+        raise UsageError(
+            f"Cannot write: {error.strerror}", where=str(path), remedy="make room in the temporary folder (TMPDIR)"
+        ) from error
     return files
 
 

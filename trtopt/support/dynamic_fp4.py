@@ -59,7 +59,12 @@ def register() -> None:
     made.set_type_and_shape_inference_function(_infer)
     onnx.defs.register_schema(made)
     # ONNX 1.19 keeps the function in a static table, which outlives Python: the process would end in a crash.
-    atexit.register(onnx.defs.deregister_schema, _NAME, 1, _DOMAIN)
+    atexit.register(_unregister)
+
+
+def _unregister() -> None:
+    if onnx.defs.has(_NAME, _DOMAIN):
+        onnx.defs.deregister_schema(_NAME, 1, _DOMAIN)
 
 
 def _infer(context: onnx.shape_inference.InferenceContext) -> None:

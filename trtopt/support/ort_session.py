@@ -54,7 +54,7 @@ _BY_REFERENCE = frozenset(
 _COPIES_WEIGHTS = ("ConstantFolding", "FuseFp16InitializerToFp32NodeTransformer")
 """They store a large weight that is cast or transposed a second time."""
 
-_NEW_OPSET = re.compile(r"Opset (\d+) is under development.*till opset (\d+)", re.DOTALL)
+_NEW_OPSET = re.compile(r"Opset (\d+) is under development.*domain ai\.onnx is till opset (\d+)", re.DOTALL)
 """What ONNX Runtime says of a model whose opset it does not know."""
 
 _limit_s = [RUN_LIMIT_S]

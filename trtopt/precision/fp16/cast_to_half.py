@@ -87,7 +87,9 @@ def why_fp32(node: ir.Node, narrow: NarrowType) -> str | None:
         return reason
     if node.op_type in _RECURRENT and edit.input_of(node, 4) is not None:
         return f"TensorRT for RTX masks what lies behind the lengths of {node.op_type} in FP32 only"
-    if node.outputs and any(edit.is_op(reader, "Range") for reader, _ in node.outputs[0].uses()):
+    made = node.outputs[0] if node.outputs else None
+    is_float = made is not None and (made.dtype is None or made.dtype.is_floating_point())
+    if made is not None and is_float and any(edit.is_op(reader, "Range") for reader, _ in made.uses()):
         return "it says where a Range ends, which 16 bits round from 2048 on and TensorRT for RTX counts in FP32 only"
     values = [value for value in (*node.inputs, *node.outputs) if value is not None]
     if any(isinstance(value.type, (ir.SequenceType, ir.OptionalType)) for value in values):

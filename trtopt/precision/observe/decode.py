@@ -161,7 +161,7 @@ class Decoder:
         rank, total = len(spec.shape), past + new
         if name in self._starts:
             return np.full(self.batch, past)
-        if name in prompt and (spec.dtype.kind not in "iub" or values.kind not in ("mask", "positions")):
+        if name in prompt and (spec.dtype.kind not in "iub" or values.kind not in ("mask", "positions", "lengths")):
             return prompt[name]
         if values.kind == "positions":
             return np.broadcast_to(np.arange(past, total), (self.batch, new)[2 - rank :]) if rank else np.array(past)

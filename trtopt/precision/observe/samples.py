@@ -51,12 +51,15 @@ def default_count(inputs: Sequence[InputSpec]) -> int:
     return max(1, _ROWS // size) if isinstance(size, int) and size > 1 else SYNTHETIC_COUNT
 
 
+_TOLD = ("lengths", "sizes")
+
+
 def synthetic_groups(
     inputs: Sequence[InputSpec], shapes: Shapes, count: int, values: Values = NO_VALUES
 ) -> tuple[Callable[[], Iterator[SampleGroup]], tuple[SampleGroup, ...]]:
     """Random samples: floats are standard normal, integers and bools what ``values`` says, else 0 or 1.
 
-    Lengths and sizes are those of the input of the highest rank.
+    Lengths and sizes are those of another input (:func:`_sizes`).
 
     A dynamic first dimension is 1, and so is every dimension of the same symbol; other dynamic dimensions come from
     ``shapes``. Sample ``i`` does not depend on ``count``.
@@ -148,21 +151,33 @@ def _example(spec: InputSpec) -> str:
 def _sizes(
     inputs: Sequence[InputSpec], shapes: Mapping[str, tuple[int, ...]], values: Values
 ) -> dict[str, InputValues]:
-    """The numbers of lengths and sizes: those of the largest other input, of its open axes behind the first."""
-    told = {name for name, known in values.items() if known.kind in ("lengths", "sizes")}
-    others = (spec for spec in inputs if spec.name not in told)
-    host = max(others, key=lambda spec: (len(spec.shape), spec.dtype.kind == "f"), default=None)
-    if host is None:
-        return {name: InputValues("given", numbers=(1,) * math.prod(shapes[name])) for name in told & shapes.keys()}
-    shape = shapes[host.name]
-    open_axes = [axis for axis, dim in enumerate(host.shape) if axis and isinstance(dim, str)] or range(len(shape))
-    trailing, found = [shape[axis] for axis in open_axes] or [1], {}
-    for name, known in values.items():
-        if known.kind in ("lengths", "sizes") and name in shapes:
-            count = math.prod(shapes[name])
-            last = trailing[-count:] if known.kind == "sizes" and len(trailing) >= count else trailing[-1:] * count
-            found[name] = InputValues("given", numbers=tuple(last))
+    """The numbers of lengths and sizes.
+
+    A length is the last open axis, behind the first, of the largest input with the same first axis; 1 where there is
+    none. Sizes are the last ones of the largest input.
+    """
+    told = {name: known.kind for name, known in values.items() if known.kind in _TOLD}
+    hosts = [spec for spec in inputs if spec.name not in values or values[spec.name].kind not in (*_TOLD, "weight")]
+    hosts.sort(key=lambda spec: len(spec.shape), reverse=True)
+    found = {}
+    for spec in (spec for spec in inputs if spec.name in told):
+        count = math.prod(shapes[spec.name])
+        if told[spec.name] == "lengths":
+            numbers = (_length(spec, hosts, shapes),) * count
+        else:
+            shape = next((shapes[host.name] for host in hosts if len(host.shape) >= count), (1,) * count)
+            numbers = shape[len(shape) - count :]
+        most = 1 if spec.dtype.kind == "b" else int(np.iinfo(spec.dtype).max)
+        found[spec.name] = InputValues("given", numbers=tuple(min(number, most) for number in numbers))
     return found
+
+
+def _length(spec: InputSpec, hosts: Sequence[InputSpec], shapes: Mapping[str, tuple[int, ...]]) -> int:
+    alike = [host for host in hosts if not spec.shape or (host.shape[:1] == spec.shape[:1] != ("?",))]
+    for host in alike:
+        if axes := [axis for axis, dim in enumerate(host.shape) if axis and isinstance(dim, str)]:
+            return shapes[host.name][axes[-1]]
+    return 1
 
 
 def _random(
