@@ -21,8 +21,9 @@ from trtopt.precision import rules
 from trtopt.precision.observe import ranges
 from trtopt.precision.observe.statistics import TensorStats
 from trtopt.precision.plan import WEIGHTED, NarrowType, Operand, QuantizedOp
-from trtopt.precision.write import LARGEST, quantize_weight
+from trtopt.precision.write import LARGEST, eight_bit
 from trtopt.report.schema.steps import Refusal
+from trtopt.support.memo import once_per_array
 from trtopt.support.precision import Precision
 
 _MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
@@ -394,8 +395,12 @@ def _heavy_tailed(problem: Problem, ops: Sequence[QuantizedOp]) -> dict[str, str
 
 def weight_sqnr_db(node: ir.Node) -> float:
     """Signal to noise of the node's weight in INT8 with one scale, in dB."""
-    weight = np.asarray(edit.constant_of(node.inputs[1]), np.float32)
-    values, scales = quantize_weight(weight, None, None)
+    return _sqnr_db(np.asarray(edit.constant_of(node.inputs[1]), np.float32))
+
+
+@once_per_array
+def _sqnr_db(weight: np.ndarray) -> float:
+    values, scales = eight_bit(weight, None, None)
     noise = float(np.square(values * scales - weight).sum())
     power = float(np.square(weight).sum())
     return 10 * math.log10(power / noise) if power > 0 and noise > 0 else math.inf

@@ -30,6 +30,7 @@ from trtopt.precision.fp16.cast_to_half import cast_to_half
 from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.plan import WEIGHTED, NarrowType, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.apart import biases_apart
+from trtopt.support.memo import once_per_array
 from trtopt.support.precision import Precision
 
 _MIDDLE = 1.5 * 2**23
@@ -109,7 +110,7 @@ def activation_scale(amax: float, narrow: NarrowType | None, dtype: Precision = 
     return np.float32(_round_up(np.array(max(amax, 1e-30) / LARGEST[dtype], np.float32), narrow))
 
 
-def quantize_weight(
+def eight_bit(
     weight: np.ndarray, axis: int | None, narrow: NarrowType | None, dtype: Precision = Precision.INT8
 ) -> tuple[np.ndarray, np.ndarray]:
     """8-bit values and their scales.
@@ -133,6 +134,10 @@ def quantize_weight(
     if axis is not None:
         shape[axis] = -1
     return _rounded(exact / scales.reshape(shape), dtype), scales
+
+
+quantize_weight = once_per_array(eight_bit)
+""":func:`eight_bit`, found once for each constant of a model; nobody writes into the result."""
 
 
 def _rounded(steps: np.ndarray, dtype: Precision) -> np.ndarray:

@@ -32,6 +32,7 @@ import onnx_ir as ir
 
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph import edit
+from trtopt.hardware.cpu import available_threads
 from trtopt.precision.bias import why_no_bias
 from trtopt.precision.observe.feeds import Sample
 from trtopt.precision.observe.ranges import LEVELS
@@ -50,6 +51,7 @@ from trtopt.precision.ptq.layer_walk import (
 )
 from trtopt.precision.write import activation_scale, quantize, quantize_weight, scale_channels
 from trtopt.support.precision import Precision
+from trtopt.support.threads import in_threads
 
 BLOCK_DEPTH = 1024
 """Inputs of a layer that are factorised together. A layer with more is rounded in blocks, each of which makes up for
@@ -59,6 +61,12 @@ deep (4608 in the last stage of a ResNet-50)."""
 DAMPING = 0.01
 """Share of the mean of the diagonal of ``X'^T X'`` that is added to it, as in GPTQ: rows are few, and weights of
 inputs that were never seen must not run away."""
+
+_ROWS_AT_ONCE = 192
+"""A multiple of the rows that BLAS computes at once: 48 on x86-64 with AVX-512."""
+
+_LONG_PRODUCT = 1 << 27
+"""Multiplications above which a product is shared among cores: 2 ms of one."""
 
 _LEAF = 64
 """Inputs that LAPACK factorises at once; more are halved, so that products of matrices do most of the work."""
@@ -87,6 +95,25 @@ def blocks(depth: int) -> list[slice]:
     count = -(-depth // BLOCK_DEPTH)
     ends = [index * depth // count for index in range(count + 1)]
     return [slice(start, end) for start, end in itertools.pairwise(ends)]
+
+
+def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """``left @ right`` of matrices, by rows on all cores where it is long.
+
+    The result is that of one core to the bit: rows are shared at multiples of what BLAS computes at once.
+    """
+    parts = min(len(left) // _ROWS_AT_ONCE, available_threads())
+    if parts < 2 or left.size * right.shape[1] < _LONG_PRODUCT:
+        found: np.ndarray = left @ right
+        return found
+    found = np.empty((len(left), right.shape[1]), np.result_type(left, right))
+    ends = [len(left) * index // parts // _ROWS_AT_ONCE * _ROWS_AT_ONCE for index in range(parts)]
+
+    def compute(_: int, rows: slice) -> None:
+        np.matmul(left[rows], right, out=found[rows])
+
+    in_threads((slice(*rows) for rows in itertools.pairwise((*ends, len(left)))), compute, parts, TASK)
+    return found
 
 
 class Factor:
@@ -118,9 +145,9 @@ class Factor:
 
     def correction(self, error: np.ndarray) -> np.ndarray:
         """What to add to the weight ``[K, N]`` to make up for an error of the outputs ``[rows, N]``; float32."""
-        pull = (self._inputs.T @ error)[self._order]
+        pull = product(self._inputs.T, error)[self._order]
         result: np.ndarray = np.empty_like(pull)
-        result[self._order] = -(self._inverse @ (self._inverse.T @ pull))
+        result[self._order] = -product(self._inverse, product(self._inverse.T, pull))
         return result
 
     def round(
@@ -171,7 +198,7 @@ def _round(
     if size > _ONE_BY_ONE:
         first, last = slice(size // 2), slice(size // 2, None)
         _round(unit[last, last], best[last], left[last], free[last], steps[last], largest)
-        best[first] += unit[first, last] @ left[last]
+        best[first] += product(unit[first, last], left[last])
         _round(unit[first, first], best[first], left[first], free[first], steps[first], largest)
         return
     for row in reversed(range(size)):
@@ -384,9 +411,9 @@ def _search(
     noise = np.zeros(2)
     for group, (fit, kept, factors) in enumerate(zip(inputs.fit, inputs.kept, inputs.factors, strict=True)):
         weight, step = np.ascontiguousarray(weights[group]), steps[group]
-        errors = (fit.quantized - fit.exact) @ weight, (kept.quantized - kept.exact) @ weight
+        errors = product(fit.quantized - fit.exact, weight), product(kept.quantized - kept.exact, weight)
         change = nearest[group] * step - weight
-        old, mean, inputs_mean = errors[1] + kept.quantized @ change, errors[0].mean(axis=0), fit.quantized.mean(axis=0)
+        old, mean, inputs_mean = errors[1] + product(kept.quantized, change), errors[0].mean(axis=0), fit.quantized.mean(axis=0)
         levels[group] = search_group(weight, step, (fit, kept), factors, errors)
         # A bias, where there can be one, takes the mean of the error with it.
         for index, (error, values) in enumerate(((old, nearest[group]), (errors[1], levels[group]))):
@@ -412,14 +439,14 @@ def search_group(
     of_fit, of_kept = errors
     for part, factor in zip(blocks(len(weight)), factors, strict=True):
         correction = factor.correction(of_fit)
-        share = best_share(of_kept, rows[1].quantized[:, part] @ correction)
+        share = best_share(of_kept, product(rows[1].quantized[:, part], correction))
         target = weight[part] + np.float32(share) * correction
         own = steps if len(steps) == 1 else steps[part]
         levels[part] = factor.round(target, weight[part] != 0, own, largest)  # zeros stay: sparse kernels live by them
         change = levels[part] * own - weight[part]
-        of_kept += rows[1].quantized[:, part] @ change
+        of_kept += product(rows[1].quantized[:, part], change)
         if part.stop < len(weight):  # what the next blocks make up for
-            of_fit += rows[0].quantized[:, part] @ change
+            of_fit += product(rows[0].quantized[:, part], change)
     return levels
 
 
