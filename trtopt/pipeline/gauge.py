@@ -12,7 +12,7 @@ from types import TracebackType
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.accuracy.compare import ConvertingRunner, as_whole, is_class_like
+from trtopt.accuracy.compare import ConvertingRunner, MemoizedRunner, as_whole, is_class_like
 from trtopt.accuracy.metric import drop_of
 from trtopt.accuracy.scores import held_by
 from trtopt.config import AccuracyBudget, BuildConfig
@@ -20,7 +20,7 @@ from trtopt.errors import InvalidModelError, TrtoptError
 from trtopt.events import ignore
 from trtopt.graph.skeleton import content_hash
 from trtopt.pipeline.saved import LOADS, computes_wrong, is_refused, tried_in_onnxruntime
-from trtopt.pipeline.verify import CLEAR_DB, Verification, floor_record, metric_of, verify
+from trtopt.pipeline.verify import CLEAR_DB, Verification, emulation_of, floor_record, metric_of, verify
 from trtopt.precision.fp16.repair import smallest_sqnr_db
 from trtopt.precision.observe.stream import FEW_ROWS, SomeSamples
 from trtopt.precision.plan import FP16
@@ -72,12 +72,15 @@ class Gauge:
 
     def measure(self, model: ir.Model) -> AccuracyRecord:
         """The accuracy of an optimized graph. Raises UsageError where the metric's function fails."""
-        key = content_hash(model)
+        return self._measured(replace(self._job, optimized=model))
+
+    def _measured(self, job: Verification) -> AccuracyRecord:
+        key = content_hash(job.optimized)
         if key not in self._records:
-            record = verify(replace(self._job, optimized=model), self._clock)
+            record = verify(job, self._clock)
             metric = record.metric
             if metric is not None and self._allowed.drop is not None and self._allowed.allows(metric.drop):
-                record = with_saved_metric(record, model, self._job, self._clock)
+                record = with_saved_metric(record, job.optimized, self._job, self._clock)
             self._records[key] = record
         return self._records[key]
 
@@ -133,11 +136,13 @@ class Gauge:
     def holds_clearly(self, model: ir.Model) -> bool:
         """Whether an optimized graph holds the budget with ten times its noise on a few samples, and on all with twice
         its drop and twice as many answers that differ."""
-        few, noise = SomeSamples(self._job.samples, FEW_ROWS), 10 ** (CLEAR_DB / 20)
-        loud = verify(replace(self._job, optimized=model, samples=few, metric=None, noise=noise), Clock(ignore))
-        if not self.budget().holds(accuracy_drop(loud)):
-            return False
-        found = accuracy_drop(self.measure(model))
+        job, noise = replace(self._job, optimized=model), 10 ** (CLEAR_DB / 20)
+        with emulation_of(job) as runner:
+            job = replace(job, emulated=MemoizedRunner(runner))
+            few = replace(job, samples=SomeSamples(job.samples, FEW_ROWS), metric=None, noise=noise)
+            if not self.budget().holds(accuracy_drop(verify(few, Clock(ignore)))):
+                return False
+            found = accuracy_drop(self._measured(job))
         return self.budget().holds(replace(found, drop=2 * found.drop, disagreement=2 * found.disagreement))
 
     def is_clear(self, model: ir.Model) -> bool:

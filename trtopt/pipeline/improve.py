@@ -411,12 +411,12 @@ Price = Callable[[Problem, PrecisionPlan], float]
 
 @dataclass(frozen=True)
 class Improved:
-    """An improved plan, the FP32 form of the model that it is for, and what was tried, with the error at the
-    outputs."""
+    """An improved plan, the FP32 form of the model that it is for, what was tried, and what measured its errors."""
 
     problem: Problem
     plan: PrecisionPlan
     steps: tuple[StepRecord, ...] = ()
+    judge: OutputErrorMeter | None = None
 
 
 Holds = Callable[[ir.Model], bool]
@@ -454,11 +454,10 @@ def improve(
         began = time.perf_counter()
         if holds is not None and holds(apply_plan(problem.model, plan)):
             text = "nothing is tried: half of the drop allowed is left, and ten times the noise would hold"
-            return Improved(
-                problem, plan, (StepRecord(ENOUGH, _STAGE, 0, time.perf_counter() - began, details=(text,)),)
-            )
+            step = StepRecord(ENOUGH, _STAGE, 0, time.perf_counter() - began, details=(text,))
+            return Improved(problem, plan, (step,))
         judge = OutputErrorMeter(problem.model, judged(observer.samples))
-        tried = _Trials(judge, observer, Improved(problem, plan), price)
+        tried = _Trials(judge, observer, Improved(problem, plan, judge=judge), price)
         if not problem.imported:  # given ranges are those of the tensors as they are
             began = time.perf_counter()
             tried.scaled("equalize", equalize(problem.model, nodes), began)
@@ -486,31 +485,38 @@ class _Trials:
     def __init__(self, judge: OutputErrorMeter, observer: Observer, start: Improved, price: Price | None) -> None:
         self._judge, self._observer, self.best, self._price = judge, observer, start, price
         self._screened, self.error = judge.screened(start.problem.model, start.plan, math.inf)
+        self._of_few = self._screened
 
     def scaled(self, name: str, found: Scaled, began: float) -> None:
         """Another FP32 form of the model, with the ranges that it has.
 
-        The ranges of a few samples tell whether it may be better; those it gets are of all, since a few do not hold the
-        largest values.
+        The ranges of a few samples tell whether it may be better than the best so far is with those of as many; those
+        it gets are of all, since a few do not hold the largest values.
         """
         if not found.changes:
             return
-        tried: _Trial | None = None
-        for observer, most in ((self._observer.few(SMALLEST_SAMPLES), -math.inf), (self._observer, self._screened)):
-            calibration = observer.observe(found.model, is_variant=True)
-            if calibration is None:
-                return
-            tried = self._trial(replace(self.best.problem, model=found.model, stats=calibration.table.stats), most)
-            if not tried.screened < self._screened:
-                break
-        if tried is not None:
-            self._decide(name, tried, began, found)
+        least = min(self._screened, self._of_few)
+        of_few = self._ranged(found, self._observer.few(SMALLEST_SAMPLES), -math.inf)
+        if of_few is None or not of_few.screened < least:
+            tried = of_few
+        else:
+            tried, least = self._ranged(found, self._observer, self._screened), self._screened
+        if tried is not None and self._decide(name, tried, least, began, found) and of_few is not None:
+            self._of_few = of_few.screened
+
+    def _ranged(self, found: Scaled, observer: Observer, most: float) -> _Trial | None:
+        """A form with the ranges of the observer's samples; None where nothing is to be observed."""
+        calibration = observer.observe(found.model, is_variant=True)
+        if calibration is None:
+            return None
+        return self._trial(replace(self.best.problem, model=found.model, stats=calibration.table.stats), most)
 
     def method(self, name: str) -> None:
         """One calibration method for all tensors instead of the best of each: the error of a tensor is not that of the
         network."""
         began = time.perf_counter()
-        self._decide(f"ranges-{name}", self._trial(replace(self.best.problem, method=name), self._screened), began)
+        tried = self._trial(replace(self.best.problem, method=name), self._screened)
+        self._decide(f"ranges-{name}", tried, self._screened, began)
 
     def _trial(self, problem: Problem, most: float) -> _Trial:
         """A form, measured on more than a few samples where its error on these is below ``most``."""
@@ -519,11 +525,11 @@ class _Trials:
         errors = (math.inf, math.inf) if lost else self._judge.screened(problem.model, plan, most)
         return _Trial(problem, plan, lost, *errors)
 
-    def _decide(self, name: str, tried: _Trial, began: float, scaled: Scaled | None = None) -> None:
-        """Keep what lowers the error and costs nothing."""
+    def _decide(self, name: str, tried: _Trial, least: float, began: float, scaled: Scaled | None = None) -> bool:
+        """Keep what lowers the error, that on few samples below ``least``, and costs nothing; whether it was kept."""
         before, error, count = self.error, tried.error, self._judge.count
-        if not tried.screened < self._screened:
-            before, error, count = self._screened, tried.screened, min(_SCREENED, count)
+        if not tried.screened < least:
+            before, error, count = least, tried.screened, min(_SCREENED, count)
         kept = error < before
         change = f"{decibels(before):.2f} -> {decibels(error):.2f} dB"
         text = f"output SQNR {change} on {count} samples{'' if kept else ': not kept'}"
@@ -535,9 +541,10 @@ class _Trials:
         refusals = scaled.refusals if scaled is not None else ()
         step = StepRecord(name, _STAGE, changes if kept else 0, time.perf_counter() - began, refusals, (text,))
         if kept:
-            self.best = Improved(tried.problem, tried.plan, self.best.steps)
+            self.best = replace(self.best, problem=tried.problem, plan=tried.plan)
             self.error, self._screened = tried.error, tried.screened
         self.best = replace(self.best, steps=(*self.best.steps, step))
+        return kept
 
     def _is_free(self, problem: Problem, plan: PrecisionPlan) -> bool:
         """Whether a form costs no more than the best so far; one with as many nodes does not."""

@@ -215,7 +215,7 @@ def settled(found: SearchResult, oracle: RegionOracle, start: Problem, gauge: Ga
     if not plan.quantized or is_plain or len(plan.quantized) == len(improved.plan.quantized):
         return best
     plain = transferred(plan, start if plan.narrow is None else replace(start, narrow=plan.narrow))
-    judge = OutputErrorMeter(start.model, judged(observer.samples))
+    judge = improved.judge or OutputErrorMeter(start.model, judged(observer.samples))
     errors = [judge.of(improved.problem.model, plan), judge.of(start.model, plain)]
     text = f"output SQNR {decibels(errors[0]):.2f} dB, without improved numbers {decibels(errors[1]):.2f}"
     details = f"{text} dB on {judge.count} samples, of the regions that ship"

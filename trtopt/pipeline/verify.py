@@ -87,6 +87,7 @@ class Verification:
         saves: Whether the optimized graph is written to a file.
         ranked: Tensors that a selection ranks or takes, which are compared beside the outputs; of models whose rows
             are run one by one and that the engine computes whole.
+        emulated: What runs the optimized graph as an engine rounds it, where it is there already; None opens it.
         settles: Told the outputs so far and the share of the samples that they are of; whether they are enough.
     """
 
@@ -108,6 +109,7 @@ class Verification:
     noise: float = 1.0
     saves: bool = False
     ranked: tuple[str, ...] = ()
+    emulated: Runner | None = None
     settles: Callable[[Mapping[str, OutputAccuracy], float], bool] | None = None
 
     def __post_init__(self) -> None:
@@ -168,6 +170,9 @@ def reference_of(job: Verification) -> Iterator[Runner]:
 @contextmanager
 def emulation_of(job: Verification) -> Iterator[Runner]:
     """The optimized graph as an engine rounds it."""
+    if job.emulated is not None:
+        yield job.emulated
+        return
     emulated = fp32_emulation(job.optimized)
     names = job.compared_in(emulated) if job.ranked else None
     with (

@@ -413,7 +413,8 @@ def _search(
         weight, step = np.ascontiguousarray(weights[group]), steps[group]
         errors = product(fit.quantized - fit.exact, weight), product(kept.quantized - kept.exact, weight)
         change = nearest[group] * step - weight
-        old, mean, inputs_mean = errors[1] + product(kept.quantized, change), errors[0].mean(axis=0), fit.quantized.mean(axis=0)
+        old = errors[1] + product(kept.quantized, change)
+        mean, inputs_mean = errors[0].mean(axis=0), fit.quantized.mean(axis=0)
         levels[group] = search_group(weight, step, (fit, kept), factors, errors)
         # A bias, where there can be one, takes the mean of the error with it.
         for index, (error, values) in enumerate(((old, nearest[group]), (errors[1], levels[group]))):
