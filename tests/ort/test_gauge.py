@@ -85,6 +85,12 @@ def test_it_holds_clearly_where_ten_times_the_noise_would_hold(added: float, hol
     assert judge.holds_clearly(network(added, scores=False)) == holds
 
 
+def test_both_checks_of_a_clear_margin_share_their_runs(runs: list[int]) -> None:
+    judge, near = gauge(AccuracyBudget(floor=Floor(0.98, 20.0)), scores=False), network(0.02, scores=False)
+    assert judge.holds_clearly(near) and sum(runs) == 2 * ROWS
+    assert judge.measure(near).samples == ROWS and sum(runs) == 2 * ROWS
+
+
 @pytest.mark.parametrize(("wrong", "holds"), [(slice(1, None, 4), False), (slice(1, 2), False), (slice(0, 0), True)])
 def test_it_does_not_hold_clearly_where_samples_beyond_the_few_are_wrong(wrong: slice, holds: bool) -> None:
     """Of 64 rows the few are every fourth; of others the two largest scores are capped to one. A single answer that

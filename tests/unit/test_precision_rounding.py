@@ -9,7 +9,8 @@ import pytest
 from trtopt.graph import edit
 from trtopt.precision.bias import add_bias, why_no_bias
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
-from trtopt.precision.ptq.correct import Factor, best_share, blocks
+from trtopt.precision.ptq import correct
+from trtopt.precision.ptq.correct import Factor, best_share, blocks, product
 from trtopt.precision.ptq.layer_walk import ProductLayer, layer_of, positions, rows_at
 from trtopt.precision.write import quantize, quantize_weight
 from trtopt.support.ort_session import OrtSession
@@ -39,6 +40,21 @@ def correlated(rows: int, depth: int, rank: int = 8) -> np.ndarray:
     """Inputs most of whose power lies in few directions, as those of real layers."""
     mixed = RNG.standard_normal((rows, rank)) @ RNG.standard_normal((rank, depth))
     return (mixed + 0.1 * RNG.standard_normal((rows, depth))).astype(np.float32)
+
+
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(1000, 512, 700), (577, 768, 768), (384, 1024, 401)])
+@pytest.mark.parametrize("cores", [2, 3])
+def test_a_product_shared_among_cores_is_that_of_one(
+    monkeypatch: pytest.MonkeyPatch, rows: int, depth: int, columns: int, cores: int
+) -> None:
+    left = RNG.standard_normal((depth, rows)).astype(np.float32).T
+    right = RNG.standard_normal((depth, columns)).astype(np.float32)
+    parts: list[int] = []
+    shared = correct.in_threads
+    monkeypatch.setattr(correct, "available_threads", lambda: cores)
+    monkeypatch.setattr(correct, "in_threads", lambda *args: parts.append(shared(*args)))
+    assert product(left, right) == pytest.approx(left @ right, rel=1e-5, abs=1e-3)
+    assert parts == [min(cores, rows // 192)]
 
 
 def test_levels_that_are_not_free_are_zero_and_the_others_make_up_for_them() -> None:

@@ -226,7 +226,7 @@ class RangeTable:
             "histograms": {name: len(self.stats[name].bins) for name in histograms},  # type: ignore[arg-type]
         }
         empty = np.zeros(0, np.int64)
-        arrays = {
+        arrays: dict[str, np.ndarray] = {
             "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
             "bins": np.concatenate([empty, *(self.stats[name].bins for name in histograms)]).astype(np.int32),
             "counts": np.concatenate([empty, *(self.stats[name].counts for name in histograms)]),

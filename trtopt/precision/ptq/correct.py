@@ -100,7 +100,8 @@ def blocks(depth: int) -> list[slice]:
 def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """``left @ right`` of matrices, by rows on all cores where it is long.
 
-    The result is that of one core to the bit: rows are shared at multiples of what BLAS computes at once.
+    Rows are shared at multiples of what BLAS computes at once, so that the result is that of one core: to the bit on
+    x86-64 with AVX-512.
     """
     parts = min(len(left) // _ROWS_AT_ONCE, available_threads())
     if parts < 2 or left.size * right.shape[1] < _LONG_PRODUCT:
