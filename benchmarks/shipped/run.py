@@ -32,15 +32,19 @@ NETWORKS: dict[str, tuple[str, str, str, str]] = {
     "squeezenet11_fp16": ("model.onnx", "", "", ""),
     "fastestdet_coco": ("model.onnx", "", "", ""),
     "minilm_l6_sts": ("model.onnx", "1x16", "8x32", "8x64"),
+    "silero_vad": ("model.onnx", "", "input:1x512,state:2x1x128", ""),
 }
-"""File, smallest, optimal and largest shapes; none where the file has one shape. Of MiniLM, of each of its inputs."""
+"""File, smallest, optimal and largest shapes; the first and last only where there is a range, none where the file has
+one shape. Of MiniLM, of each of its inputs."""
+WITHOUT_SAMPLES = ("silero_vad",)
+"""Its next state follows from its last: built with random data."""
 MODES = ("fp16", "int8")
 
 
 def shapes_of(name: str, fixed: bool) -> list[str]:
     """The options that say the shapes."""
     _, *texts = NETWORKS[name]
-    if not texts[0]:
+    if not texts[1]:
         return []
     if name == "minilm_l6_sts":
         inputs = ("input_ids", "attention_mask", "token_type_ids")
@@ -50,8 +54,10 @@ def shapes_of(name: str, fixed: bool) -> list[str]:
     return ["--min-shapes", texts[0], "--opt-shapes", texts[1], "--max-shapes", texts[2]]
 
 
-def samples_of(name: str, models: Path, work: Path) -> Path:
+def samples_of(name: str, models: Path, work: Path) -> Path | str:
     """The model's own calibration samples, written once."""
+    if name in WITHOUT_SAMPLES:
+        return "synthetic"
     folder = work / "samples" / name
     if not folder.is_dir():
         sys.path.insert(0, str(models))

@@ -383,3 +383,23 @@ def test_a_network_is_compiled_once_as_it_is_judged_and_as_it_ships(
     assert report.shipped is not None and report.rewriting is not None and report.rewriting.after is not None
     assert report.shipped.predicted_us == pytest.approx(report.rewriting.after.predicted_us, rel=1e-12)
     assert len(asked) == len(set(asked)) >= 4
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_a_pruned_network_is_held_against_plain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    """What is taken in place of the slower form is pruned as well, and the report is of that."""
+    monkeypatch.setattr("trtopt.pipeline.session.rewrite", unjudged)
+    monkeypatch.setattr(registry, "all_recipes", lambda: (Detour(),))
+    samples = {"x": np.random.default_rng(0).standard_normal((4, 8, 16, 16, 16)).astype(np.float32)}
+    options: dict[str, Any] = {"sparse_all": True, "allow_accuracy_loss": True, "save_onnx": str(tmp_path / "out.onnx")}
+    report = trtopt.build(saved(tmp_path, conv_net()), calib=samples, precision=precision, no_cache=True, **options)
+    assert_held(report)
+    step = next(step for step in report.steps if step.name == "held-against-plain")
+    assert step.changes == 1 and step.details[0].startswith("without detour")
+    assert report.sparsity is not None
+    assert [layer.nodes for layer in report.sparsity.layers if layer.sparse] == [("conv1",), ("conv2",), ("gemm",)]
+    weights = [onnx.numpy_helper.to_array(item) for item in onnx.load(tmp_path / "out.onnx").graph.initializer]
+    kernels = [item for item in weights if item.ndim == 4]
+    assert kernels and all(2 * np.count_nonzero(item) <= item.size for item in kernels)

@@ -93,6 +93,20 @@ def test_shapes_computed_in_the_graph_become_static() -> None:
     assert len(list(model.graph)) == 5
 
 
+def test_constants_around_a_branch_are_known_inside_and_those_of_one_name_inside_hide_them() -> None:
+    deep = "then_branch = t () => (p) { p = Pad(a, pads) }, else_branch = e () => (q) { q = Exp(a) }"
+    model = parse(
+        "g (bool c, bool d, float[1, 4] x) => (float[A, B] y) <int64[4] pads = {0, 1, 0, 2}, int64[2] size = {2, 2}> "
+        f"{{ y = If (c) <then_branch = u () => (r) {{ a = Neg(x) r = If (d) <{deep}> }}, "
+        "else_branch = v () => (s) <int64[2] size = {4, 1}> { s = Reshape(x, size) }> }"
+    )
+    shapes = static_shapes(model, {})
+    assert shapes["p"] == (1, 7)
+    assert shapes["s"] == (4, 1)
+    assert {str(v.name) for v in model.graph.initializers.values()} == {"pads", "size"}
+    assert not model.graph.node(0).attributes["then_branch"].as_graph().initializers
+
+
 def test_a_branch_chosen_by_a_shape_is_followed() -> None:
     model = parse(
         "g (float[N, 4] x) => (y) <int64 zero = {0}, int64 one = {1}> "

@@ -93,3 +93,20 @@ def test_what_says_where_a_range_ends_stays_fp32() -> None:
         (end,) = (node for node in form.graph if node.op_type == "Cast" and node.inputs[0].name == "n")
         assert end.attributes.get_int("to") == ir.DataType.FLOAT
         assert end.outputs[0].name == next(node for node in form.graph if node.op_type == "Range").inputs[1].name
+
+
+def test_what_computes_where_a_range_ends_stays_fp32() -> None:
+    """Half of 4097 columns, rounded up, is 2049; in FP16 4097 is 4096."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[1, 1, 1, W] x) => (float[N] y)
+        <int64[1] last = {3}, int64[0] scalar = {}, float zero = {0}, float one = {1}, float half = {0.5}>
+        { s = Shape (x) n = Gather (s, last) f = Cast <to = 1> (n) h = Mul (f, half) c = Ceil (h)
+          e = Reshape (c, scalar) r = Range (zero, e, one) w = Mul (r, half) y = Sin (w) }"""
+    proto = onnx.parser.parse_model(text)
+    (scalar,) = (item for item in proto.graph.initializer if item.name == "scalar")
+    scalar.CopyFrom(numpy_helper.from_array(np.zeros(0, np.int64), "scalar"))
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(proto))
+    found = {node.op_type: node for node in plain(model).graph if node.op_type in ("Ceil", "Reshape", "Sin")}
+    assert all(found[op].inputs[0].dtype == ir.DataType.FLOAT for op in ("Ceil", "Reshape"))
+    (end,) = (node for node in plain(model).graph if node.op_type == "Cast" and node.inputs[0].name == "n")
+    assert end.attributes.get_int("to") == ir.DataType.FLOAT
+    assert found["Sin"].inputs[0].dtype == ir.DataType.FLOAT16

@@ -220,6 +220,20 @@ def test_a_weight_file_with_two_names_is_invalid(tmp_path: Path) -> None:
     assert "hard link" in refused(path, InvalidModelError).what
 
 
+@pytest.mark.parametrize("size", [0, 64])
+def test_a_tensor_without_elements_in_another_file_can_be_read(tmp_path: Path, size: int) -> None:
+    graph = "g (float[N, 4] x) => (float[N, 4] y) { y = Concat <axis = 0> (x, e) }"
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {graph}')
+    tensor = proto.graph.initializer.add(name="e", data_type=onnx.TensorProto.FLOAT, dims=[0, 4])
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="e.data")
+    (tmp_path / "e.data").write_bytes(bytes(size))
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    found = load(tmp_path / "m.onnx").model.graph.initializers["e"].const_value
+    assert found is not None
+    assert found.numpy().shape == (0, 4) and found.tobytes() == b""
+
+
 def test_external_data_of_a_nested_graph_is_checked(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(
         HEADER

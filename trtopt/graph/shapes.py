@@ -28,6 +28,9 @@ _SHAPE_OF_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 _INFERABLE = ("", "ai.onnx.ml")
 """Domains of operators that ONNX has shape inference for."""
 
+_FAILURES = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, IndexError)
+"""What ONNX's inference raises."""
+
 dynamic_fp4.register()
 
 _Dims = tuple[int | str | None, ...]
@@ -251,9 +254,8 @@ def _stand_in(graph: onnx.GraphProto) -> None:
         if node.domain in ("", "ai.onnx") and node.op_type in _SHAPE_OF_INPUT:
             node.op_type = "Identity"
             del node.attribute[:], node.input[1:]
-        for attribute in node.attribute:
-            for subgraph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                _stand_in(subgraph)
+        for subgraph in _nested(node):
+            _stand_in(subgraph)
 
 
 def _hide_unread(graph: onnx.GraphProto, main: onnx.GraphProto) -> None:
@@ -269,14 +271,31 @@ def _hide_unread(graph: onnx.GraphProto, main: onnx.GraphProto) -> None:
             _add_input(main, tensor)
             node.op_type, node.input[:] = "Identity", [tensor.name]
             del node.attribute[:]
-        for attribute in node.attribute:
-            for subgraph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                _hide_unread(subgraph, main)
+        for subgraph in _nested(node):
+            _hide_unread(subgraph, main)
 
 
 def _is_unread(tensor: onnx.TensorProto) -> bool:
     is_vector = len(tensor.dims) < 2 and tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
     return is_vector and tensor.data_location == onnx.TensorProto.EXTERNAL
+
+
+def _hand_down(graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProto]) -> None:
+    """Give nested graphs the constants that they read of the graphs around them: ONNX knows their shapes there, not
+    their numbers, and without the numbers of pads and slices no shape."""
+    own = {item.name for item in (*graph.initializer, *graph.input)}
+    own |= {name for node in graph.node for name in node.output}
+    read = {name for node in graph.node for name in node.input} - own
+    graph.initializer.extend(outer[name] for name in sorted(read & outer.keys()))
+    known = {name: tensor for name, tensor in outer.items() if name not in own}
+    known |= {tensor.name: tensor for tensor in graph.initializer if tensor.data_location != onnx.TensorProto.EXTERNAL}
+    for node in graph.node:
+        for subgraph in _nested(node):
+            _hand_down(subgraph, known)
+
+
+def _nested(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    return [graph for item in node.attribute for graph in ([item.g] if item.HasField("g") else item.graphs)]
 
 
 def _add_input(graph: onnx.GraphProto, tensor: onnx.TensorProto) -> None:
@@ -291,19 +310,19 @@ def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     _stand_in(proto.graph)
     _hide_unread(proto.graph, proto.graph)
-    infer = partial(onnx.shape_inference.infer_shapes, proto, check_type=True, strict_mode=True)
+    infer = partial(onnx.shape_inference.infer_shapes, check_type=True, strict_mode=True)
+    if any(_nested(node) for node in proto.graph.node):
+        told = onnx.ModelProto()
+        told.CopyFrom(proto)
+        _hand_down(told.graph, {})
+        with contextlib.suppress(*_FAILURES):  # in a branch that these shapes never take
+            return infer(told, data_prop=True)
     try:
         try:
-            return infer(data_prop=True)
+            return infer(proto, data_prop=True)
         except onnx.shape_inference.InferenceError:
-            return infer(data_prop=False)
-    except (
-        onnx.shape_inference.InferenceError,
-        onnx.checker.ValidationError,
-        RuntimeError,
-        ValueError,
-        IndexError,
-    ) as error:
+            return infer(proto, data_prop=False)
+    except _FAILURES as error:
         raise InvalidModelError(
             f"Shape inference fails: {' '.join(str(error).split())[:400]}",
             where=proto.graph.name or "graph",
@@ -317,8 +336,7 @@ def _merge(graph: ir.Graph, proto: onnx.GraphProto, known: Container[int | str |
         for value in node.outputs:
             if value.name in types:
                 _set_type(value, types[str(value.name)], known)
-        nested = [g for a in node_proto.attribute for g in ([a.g] if a.HasField("g") else a.graphs)]
-        for subgraph, subgraph_proto in zip(subgraphs_of(node), nested, strict=True):
+        for subgraph, subgraph_proto in zip(subgraphs_of(node), _nested(node_proto), strict=True):
             _merge(subgraph, subgraph_proto, known)
 
 

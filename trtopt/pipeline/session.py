@@ -71,7 +71,6 @@ from trtopt.pipeline.shipped import (
     as_asked,
     bound_of,
     dynamic_cost,
-    gates_of,
     hold,
     judged_apart,
     plain_forms,
@@ -79,6 +78,7 @@ from trtopt.pipeline.shipped import (
     warn_of_noise,
     why_barred,
     within_bound,
+    within_gates,
     without_culprit,
 )
 from trtopt.pipeline.sparse import SparseJob, Sparsified, as_made, sparsify
@@ -148,6 +148,7 @@ class _Run:
         prices = partial(PriceFile, folder=config.cache_dir, on_event=clock.listen, plugins=config.plugins)
         self._owns: dict[tuple[str, bool], OwnQdq] = {}
         self._verdicts: dict[str, Verdict] = {}
+        self._pruned: dict[ir.Model, Sparsified] = {}
         self._job: Verification | None = None
         self._compiler = CompilerPool(AT_ONCE)
         judge = partial(judge_for, target.backend, target.gpu, plugins=config.plugins, prices=prices)
@@ -196,31 +197,29 @@ class _Run:
             return self._written(*self._made(own), pricer)
 
     def _made(self, own: OwnQdq) -> tuple[Settled, SparsityRecord | None]:
-        """The product, pruned where that was asked for; otherwise held against plain."""
-        settings, config, clock = self._settings, self._config, self._clock
-        artifact = own.rewritten.artifact
-        pruned = Sparsified(artifact, None)
-        if prunes(config):
-            job = SparseJob(
-                self._target, settings.precision, self._inputs.calibration, self._check, config, settings.budget
-            )
-            pruned = sparsify(artifact, job, clock)
-        self._budget = settings.budget_after(pruned.is_pruned)
-        first = self._first(recipes_of(own, self._parts.artifact), pruned)
+        """The product, pruned where that was asked for, held against plain."""
+        config, self._budget = self._config, self._settings.budget_after(self._sparsified(own).is_pruned)
+        first = self._first(recipes_of(own, self._parts.artifact))
         is_held = (not first.failures or config.allow_accuracy_loss) and first.cost is not None
-        trials = self._trials(first) if is_held and not pruned.is_pruned else iter(())
-        settled = hold(first, self._baseline.costs() if is_held else {}, trials, clock)
-        return settled, pruned.record
+        settled = hold(first, self._baseline.costs() if is_held else {}, self._trials(first), self._clock)
+        return settled, self._sparsified(settled.built.own).record
 
-    def _first(self, used: Sequence[str], pruned: Sparsified) -> Built:
+    def _sparsified(self, own: OwnQdq) -> Sparsified:
+        """A model after its recipes, pruned where that was asked for."""
+        artifact, settings, samples = own.rewritten.artifact, self._settings, self._inputs.calibration
+        if prunes(self._config) and artifact.model not in self._pruned:
+            job = SparseJob(self._target, settings.precision, samples, self._check, self._config, settings.budget)
+            self._pruned[artifact.model] = sparsify(artifact, job, self._clock)
+        return self._pruned.get(artifact.model, Sparsified(artifact, None))
+
+    def _first(self, used: Sequence[str]) -> Built:
         """The product as the stages make it; where it builds without one of the recipes used only, without that."""
         config, before = self._config, self._parts.artifact
 
         def make(recipes: str) -> Built:
             options = replace(config, recipes=recipes)
             taken = self._after_recipes(options)
-            artifact = pruned.artifact if recipes == config.recipes else taken.rewritten.artifact
-            found = self._build(Way(taken, artifact, self._settings.precision, options))
+            found = self._build(Way(taken, self._sparsified(taken).artifact, self._settings.precision, options))
             if found is None:
                 raise ValueError("a product without a bound is always made")
             return found
@@ -228,7 +227,7 @@ class _Run:
         try:
             return make(config.recipes)
         except EngineBuildError as error:
-            if pruned.is_pruned or not used:
+            if not used:
                 raise
             found = without_culprit(make, config.recipes, used, error)
             out = ", ".join(name for name in used if name not in recipes_of(found.own, before))
@@ -421,12 +420,12 @@ class _Run:
             def make(below: float) -> Built | None:
                 options = replace(config, recipes=recipes, keep_all_int8=every or config.keep_all_int8)
                 own = first.own if recipes == config.recipes else self._after_recipes(options)
-                found = self._build(Way(own, own.rewritten.artifact, precision, options), below, accepts)
+                found = self._build(Way(own, self._sparsified(own).artifact, precision, options), below, accepts)
                 return None if found is None else as_asked(found, first, what)
 
-            accepts = as_accurate(first) if every else gates_of
+            accepts = as_accurate(first) if every else within_gates(first)
             if not every or precision is None:
-                return Trial(what, make)
+                return Trial(what, make, accepts)
             return Trial(what, make, accepts, all_regions_miss(first.lowered.search, precision), str(precision))
 
         sixteen_us = next(iter(costs.values())).predicted_us if costs else math.inf
@@ -443,16 +442,18 @@ class _Run:
         if sixteen != asked and out:
             yield trial(f"without 8-bit and {', '.join(out)}", rest, sixteen)
         if sixteen is not None and not sixteen.is_wide and not sixteen.is_quantized:
-            accepts = within_bound(sixteen, config.min_sqnr_db)
+            is_pruned = self._sparsified(first.own).is_pruned
+            accepts = within_gates(first) if is_pruned else within_bound(sixteen, config.min_sqnr_db, first)
             make = partial(self._plain, first, sixteen, accepts)
             yield Trial(PLAIN, make, accepts, why_barred(first, sixteen))
 
     def _plain(self, first: Built, precision: Precision, accepts: Accepts, below: float) -> Built | None:
         """The plain cast as a product."""
-        start, source = time.perf_counter(), self._parts.artifact
+        own = OwnQdq(Rewritten(self._parts.artifact))
+        start, source = time.perf_counter(), self._sparsified(own).artifact
         step = StepRecord("plain", "PRECISION", sum(1 for _ in source.model.graph), time.perf_counter() - start)
         artifact = source.with_step(plain(source.model, precision), step)
-        found = self._build(Way(OwnQdq(Rewritten(source)), artifact, None, self._config), below, accepts)
+        found = self._build(Way(own, artifact, None, self._config), below, accepts)
         return None if found is None else as_asked(found, first, PLAIN)
 
     def _slow_recipes(self, used: Sequence[str], precision: Precision | None) -> tuple[str, ...]:

@@ -176,13 +176,13 @@ def plain_forms(costs: dict[str, Cost]) -> tuple[PlainCost, ...]:
     )
 
 
-def gates_of(built: Built) -> str:
-    """The gates that failed, in one line."""
-    return "; ".join(built.failures)
-
-
 Accepts = Callable[[Built], str]
 """Why the accuracy of a product does not let it ship; empty where it does."""
+
+
+def within_gates(first: Built) -> Accepts:
+    """Whether the gates pass, or fail for ``first`` too, whose loss is allowed then."""
+    return lambda built: "" if first.failures else "; ".join(built.failures)
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Trial:
 
     what: str
     make: Callable[[float], Built | None]
-    accepts: Accepts = gates_of
+    accepts: Accepts
     barred: str = ""
     form: str = ""
 
@@ -343,13 +343,13 @@ def bound_of(precision: Precision, least_db: float | None) -> float:
     return smallest_sqnr_db(BF16 if precision.base == Precision.BF16 else FP16) if least_db is None else least_db
 
 
-def within_bound(precision: Precision, least_db: float | None) -> Accepts:
-    """Whether the outputs keep the bound of a 16-bit type."""
-    bound = bound_of(precision, least_db)
+def within_bound(precision: Precision, least_db: float | None, first: Built) -> Accepts:
+    """Whether the outputs keep the bound of a 16-bit type, and the gates pass as for :func:`within_gates`."""
+    bound, gates = bound_of(precision, least_db), within_gates(first)
 
     def why_not(built: Built) -> str:
-        low = _below(built.accuracy, bound)
-        return "; ".join([*built.failures, *(f"{text}, less than {bound:g}" for text in low.values())])
+        low = [f"{text}, less than {bound:g}" for text in _below(built.accuracy, bound).values()]
+        return "; ".join(text for text in (gates(built), *low) if text)
 
     return why_not
 
@@ -398,11 +398,11 @@ def all_regions_miss(found: SearchRecord | None, dtype: Precision) -> str:
 
 
 def as_accurate(first: Built) -> Accepts:
-    """Whether an output loses more than in ``first``."""
+    """Whether the gates pass as for :func:`within_gates`, and no output loses more than in ``first``."""
 
     def why_not(built: Built) -> str:
-        if built.failures:
-            return "; ".join(built.failures)
+        if gates := within_gates(first)(built):
+            return gates
         for name, item in built.accuracy.outputs.items():
             before = first.accuracy.outputs.get(name)
             if before is not None and not drop_of(item)[1] <= drop_of(before)[1]:

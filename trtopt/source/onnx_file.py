@@ -20,7 +20,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import all_graphs, all_nodes, dims_of_value, free_name, subgraphs_of
 from trtopt.graph.shapes import infer_in_place, infer_shapes, is_stale
 from trtopt.report.schema.steps import StepRecord
-from trtopt.source.check import check_external_data, check_loops, check_model, graphs_of, sha256_of
+from trtopt.source.check import all_tensors, check_external_data, check_loops, check_model, graphs_of, sha256_of
 from trtopt.source.opset import TARGET, convert
 from trtopt.source.rewriting import mend_spelling, write_out
 from trtopt.source.torch_target import check_no_pytorch
@@ -123,6 +123,10 @@ def _deserialize(proto: onnx.ModelProto, folder: Path) -> ir.Model:
     _own_nested_outputs(proto.graph.node)
     for function in proto.functions:
         _own_nested_outputs(function.node)
+    for tensor, _ in all_tensors(proto):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL and 0 in tensor.dims:  # there is nothing to map
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            del tensor.external_data[:]
     try:
         model = ir.from_proto(proto)
         _read_weights(model)

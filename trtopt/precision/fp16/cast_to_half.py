@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 
@@ -74,6 +75,23 @@ class FloatForm:
         return parameter.type_str, self._name in parameter.types
 
 
+def _leads_to_range(node: ir.Node) -> bool:
+    """Whether a float that ``node`` makes is read by a Range, or by what makes a single float of it that is."""
+    waiting, seen = [node], {node}
+    while waiting:
+        for value in waiting.pop().outputs:
+            if value.dtype is not None and not value.dtype.is_floating_point():
+                continue
+            readers = [reader for reader, _ in value.uses()]
+            if any(edit.is_op(reader, "Range") for reader in readers):
+                return True
+            shape = edit.static_shape(value)
+            if shape is not None and math.prod(shape) == 1:
+                waiting += [reader for reader in readers if reader not in seen]
+                seen.update(readers)
+    return False
+
+
 def why_fp32(node: ir.Node, narrow: NarrowType) -> str | None:
     """Why ``node`` has no form in ``narrow``, None when it has one or holds no floats."""
     if node.domain not in ("", "ai.onnx"):
@@ -87,9 +105,7 @@ def why_fp32(node: ir.Node, narrow: NarrowType) -> str | None:
         return reason
     if node.op_type in _RECURRENT and edit.input_of(node, 4) is not None:
         return f"TensorRT for RTX masks what lies behind the lengths of {node.op_type} in FP32 only"
-    made = node.outputs[0] if node.outputs else None
-    is_float = made is not None and (made.dtype is None or made.dtype.is_floating_point())
-    if made is not None and is_float and any(edit.is_op(reader, "Range") for reader, _ in made.uses()):
+    if _leads_to_range(node):
         return "it says where a Range ends, which 16 bits round from 2048 on and TensorRT for RTX counts in FP32 only"
     values = [value for value in (*node.inputs, *node.outputs) if value is not None]
     if any(isinstance(value.type, (ir.SequenceType, ir.OptionalType)) for value in values):
