@@ -66,6 +66,19 @@ def test_a_vector_constant_is_no_weight() -> None:
     assert math_dtype(kernel) == "fp16"
 
 
+@pytest.mark.parametrize("shape", [(1, 192), (1, 192, 1, 1)])
+def test_a_scale_per_channel_behind_a_product_is_no_weight(shape: tuple[int, ...]) -> None:
+    constants = TensorInfo("w", (768, 192), "Half"), TensorInfo("gamma", shape, "Float")
+    kernel = LayerInfo("FcCastMulCast", "kgen", (), tensors("Half"), tensors("Half"), constants, kind="fused")
+    assert math_dtype(kernel) == "fp16"
+
+
+def test_a_weight_of_one_column_is_one_where_there_is_no_other() -> None:
+    column = (TensorInfo("w", (192, 1), "Float"),)
+    kernel = LayerInfo("g", "gemm", (), tensors("Half"), tensors("Half"), column, kind="gemm")
+    assert math_dtype(kernel) == "fp32"
+
+
 def test_flop_goes_to_the_kernel_that_does_the_math() -> None:
     pad = layer("pointwise", ("Float",), (), ("Float",), "conv1")
     first = layer("conv", ("Int8",), ("Int8",), nodes="conv1 relu1")

@@ -100,13 +100,15 @@ def math_dtype(layer: LayerInfo) -> str:
     """The dtype a kernel's operands have.
 
     A convolution, matrix product or attention kernel is narrow (INT8, FP8, FP4) when an activation *and* its other
-    operand (a constant of rank 2 or more, else another view or activation) are; a narrow constant alone is a
-    compressed weight, widened before the product. Otherwise a floating-point weight decides (an activation of another
-    type is cast as it is read), and without one the widest floating-point operand.
+    operand (a weight, else another view or activation) are; a narrow constant alone is a compressed weight, widened
+    before the product. Otherwise a floating-point weight decides (an activation of another type is cast as it is read),
+    and without one the widest floating-point operand. Weights are the constants with several axes longer than one;
+    where there are none, those of rank 2 or more: a scale per channel behind the product may be of another type.
     """
     operands = [tensor.dtype for tensor in layer.inputs]
     if layer.kind in MATH_KINDS:
-        weights = [tensor.dtype for tensor in layer.constants if len(tensor.shape) >= 2]
+        matrices = [tensor for tensor in layer.constants if sum(size > 1 for size in tensor.shape) > 1]
+        weights = [item.dtype for item in matrices or layer.constants if len(item.shape) >= 2]
         for dtype in _QUANTIZED:
             if dtype in operands and (dtype in weights or operands.count(dtype) >= 2):
                 return TENSORRT_TYPES[dtype]
