@@ -238,13 +238,14 @@ def test_a_gain_is_kept_and_counted(doubled: ModelArtifact) -> None:
 
 @dataclass
 class Slight(Judge):
-    """A node less is a gain of 1 %, and ``more`` bytes."""
+    """A node less is a gain of 1 %, or of a ``part`` of it, and ``more`` bytes."""
 
     more: int = 0
+    part: float = 1.0
 
     def price(self, model: ir.Model, *, inner: bool) -> Priced:
         nodes = len(list(model.graph))
-        return Priced(Cost(nodes, 0, 100 - self.more * nodes, 100.0 + nodes), ())
+        return Priced(Cost(nodes, 0, 100 - self.more * nodes, 100.0 + self.part * nodes), ())
 
 
 def test_a_gain_below_two_percent_is_refused_where_bytes_grow(doubled: ModelArtifact) -> None:
@@ -255,6 +256,32 @@ def test_a_gain_below_two_percent_is_refused_where_bytes_grow(doubled: ModelArti
 
 def test_a_gain_below_two_percent_is_taken_where_nothing_grows(doubled: ModelArtifact) -> None:
     assert ops(judged(doubled, Slight(price()), DropDouble())) == ["Relu"] * 2
+
+
+@pytest.mark.parametrize(("part", "left"), [(0.01, 2), (-0.01, 4)])
+def test_a_kernel_less_is_taken_where_it_gains_anything(doubled: ModelArtifact, part: float, left: int) -> None:
+    assert ops(judged(doubled, Slight(price(), part=part), DropDouble())) == ["Relu"] * left
+
+
+@dataclass(frozen=True)
+class OneAtATime:
+    """Of the doubled Relus it takes one away in each round."""
+
+    name: str = "one-at-a-time"
+    stage: Stage = Stage.CLEAN
+    lossless: bool = True
+
+    def find(self, model: ir.Model, target: Target) -> Findings:
+        return Findings(DropDouble().find(model, target).matches[:1])
+
+    def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
+        return DropDouble().rewrite(model, match)
+
+
+def test_what_is_judged_waits_for_the_one_form(doubled: ModelArtifact) -> None:
+    result = judged(doubled, Judge(price()), OneAtATime(), DropDouble())
+    assert ops(result) == ["Relu"] * 2
+    assert [step.changes for step in result.artifact.steps if step.name == "one-at-a-time"] == [2]
 
 
 def test_what_makes_the_whole_slower_is_taken_back(doubled: ModelArtifact) -> None:

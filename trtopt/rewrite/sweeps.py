@@ -19,7 +19,7 @@ from trtopt.graph import invariants
 from trtopt.graph.edit import shared_names
 from trtopt.graph.shapes import at_shapes, infer_in_place
 from trtopt.judge.form import best_shapes, judged_form, only_at_optimum, profile_of
-from trtopt.judge.protocol import Judge, Priced, Prices, least_gain, no_gain
+from trtopt.judge.protocol import Judge, Priced, Prices, grows, least_gain, no_gain
 from trtopt.judge.subgraph import CutError, Cutter, structure_key
 from trtopt.report.schema.steps import Cost, Refusal, RegionRecord
 from trtopt.rewrite.equal import difference
@@ -155,7 +155,9 @@ class PlaceJudge:
             return Verdict(match.choice, False, f"the result cannot be judged: {error.what}", before)
         place_us = (place if place.kernels else before).predicted_us
         verdict = Verdict(match.choice, True, "", before, after, place_us)
-        if verdict.gain < least_gain(before, after):
+        # A launch less is nothing that the model of times may err in: there any gain will do.
+        only_less = after.kernels < before.kernels and not grows(before, after)
+        if verdict.gain < (0.0 if only_less else least_gain(before, after)):
             return Verdict(match.choice, False, no_gain(before, after), before, after)
         off = difference(subgraph, clone, best_shapes(subgraph)) if _is_large(subgraph) else ""
         return Verdict(match.choice, False, f"the results differ: {off}", before) if off else verdict
@@ -239,13 +241,18 @@ class Sweeper:
             self.place_judge = PlaceJudge(self.judging.judge, self.target, self.on_event, self.judging.verdicts)
 
     def sweep(self, model: ir.Model, recipes: tuple[Recipe, ...]) -> tuple[ir.Model, dict[str, Tally]]:
-        """The model after the recipes, and what each did. Raises RecipeError: a recipe failed, with ``strict``."""
+        """The model after the recipes, and what each did. Raises RecipeError: a recipe failed, with ``strict``.
+
+        What is judged waits until the stages before it find nothing more: exporters differ in how many rounds it takes
+        to one form, and a recipe that matches an earlier one takes the place of a better one.
+        """
         tallies = {recipe.name: Tally() for recipe in recipes}
         for _ in range(_MAX_SWEEPS):
             changed: set[str] = set()
+            is_settled = True
             for recipe in recipes:
                 tally = tallies[recipe.name]
-                if tally.failed:
+                if tally.failed or (recipe.stage >= Stage.FUSE and not is_settled):
                     continue
                 began = time.perf_counter()
                 try:
@@ -260,6 +267,7 @@ class Sweeper:
                 if outcome.model is not None:
                     model = outcome.model
                     changed.add(recipe.name)
+                    is_settled &= recipe.stage >= Stage.FUSE
                 self.on_event(Event("advance", "rewrite", text=recipe.name))
             if not changed:
                 break
