@@ -18,6 +18,7 @@ _RESULT_BYTES = 2
 """Bytes of an element of the input before it is quantized, and of the result: BF16 or FP16."""
 
 
+HELD = {"h100_sxm": 0.75, "rtx_pro_6000_server": 1.05}
 _WIDTH = 12288
 """Columns of the products in front of a plugin's."""
 
@@ -69,11 +70,23 @@ def quantized_table(name: str, gpu: str, format_name: str, floor_us: float = 0.0
     for row in rows:
         m, n, k, time = int(row["m"]), int(row["n"]), int(row["k"]), float(row[item.column]) * 1e3
         if m >= least_m and time >= max(floor_us, 1e-3):
-            before = quantize(Gemm(m, n, k), item) if item.quantizes else None
             alone = quantized_product(m, n, k, item)
-            turns = weights_in_turn(alone, known)
-            work = in_turn(alone, turns) if name in IN_TURN else _behind_others(alone, k)
-            samples.append(Sample(work, time, f"{n}x{k}", before))
+            group = f"{n}x{k}"
+            if name not in IN_TURN:
+                samples.append(Sample(_behind_others(alone, k), time, group))
+                continue
+            input_bytes = m * k * _RESULT_BYTES
+            work = in_turn(alone, weights_in_turn(alone, known))
+            touched = work.inference_bytes + input_bytes
+            left = input_bytes + work.read_bytes > HELD[name] * known.l2_mib * 2**20
+            share = work.read_bytes / (work.read_bytes + work.write_bytes) if left else 0.0
+            work = dataclasses.replace(work, inference_bytes=touched, network_share=share)
+            if item.quantizes:
+                samples.append(Sample(work, time, group, quantize(Gemm(m, n, k), item)))
+            else:
+                read = Work("memory", m * k, input_bytes, 0, 0, Precision.BF16, network_share=1.0)
+                inside, off = (dataclasses.replace(read, inference_bytes=b) for b in (touched, input_bytes + m * k))
+                samples.append(Sample(work, time, group, inside, off))
     return Dataset(f"{name} {format_name}", known, tuple(samples), item.timing)
 
 
