@@ -99,8 +99,8 @@ class Measured:
     batch: Batch
     measured_us: Array
     dataset: Dataset
-    beside: _Others
-    taken_off: _Others
+    beside: Others
+    taken_off: Others
     groups: tuple[str, ...]
 
     @staticmethod
@@ -112,8 +112,8 @@ class Measured:
             chosen = np.random.default_rng(0).choice(len(samples), most, replace=False)
             samples = [samples[index] for index in sorted(chosen)]
         works = [sample.work for sample in samples]
-        beside = _Others.of([sample.beside for sample in samples], dataset)
-        taken_off = _Others.of([sample.taken_off for sample in samples], dataset)
+        beside = Others.of([sample.beside for sample in samples], dataset)
+        taken_off = Others.of([sample.taken_off for sample in samples], dataset)
         measured = np.array([sample.measured_us for sample in samples])
         names = tuple(sample.group for sample in samples)
         return Measured(_batch(works, dataset), measured, dataset, beside, taken_off, names)
@@ -129,16 +129,16 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class _Others:
+class Others:
     """Kernels that some samples were timed with."""
 
     batch: Batch
     present: NDArray[np.bool_]
 
     @staticmethod
-    def of(works: Sequence[Work | None], dataset: Dataset) -> _Others:
+    def of(works: Sequence[Work | None], dataset: Dataset) -> Others:
         found = [work for work in works if work is not None]
-        return _Others(_batch(found, dataset), np.array([work is not None for work in works], dtype=bool))
+        return Others(_batch(found, dataset), np.array([work is not None for work in works], dtype=bool))
 
     def predict(self, gpu: GpuSpec, constants: Constants) -> Array:
         """Microseconds of each sample's, its launch included; 0 where it has none."""

@@ -178,6 +178,11 @@ cache and at 0.9 from 1.08 on; H100 at up to 1.7 times to 0.75, and as slowly as
 rows show no edge."""
 
 
+def held_share(compute_capability: str) -> float:
+    """Share of the L2 cache of a GPU that holds different bytes."""
+    return _HELD_IN_TWO if compute_capability in _L2_IN_TWO else _HELD_IN_ONE
+
+
 def cold_share(once: Array, moved: Array, inference: Array, l2_bytes: float, compute_capability: str) -> Array:
     """Share of what kernels move that has left the L2 cache since the inference before: of what each inference reads
     or writes once, as long as all that it touches exceeds the cache, since the least recently used goes first.
@@ -189,7 +194,7 @@ def cold_share(once: Array, moved: Array, inference: Array, l2_bytes: float, com
         l2_bytes: Size of the L2 cache.
         compute_capability: Of the GPU.
     """
-    held = l2_bytes * (_HELD_IN_TWO if compute_capability in _L2_IN_TWO else _HELD_IN_ONE)
+    held = l2_bytes * held_share(compute_capability)
     left = 1 - 1 / (1 + np.minimum(inference / held, 2.0) ** _EDGE)
     found: Array = np.minimum(once / np.maximum(moved, 1.0), 1.0) * left
     return found
