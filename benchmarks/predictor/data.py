@@ -40,13 +40,14 @@ _MOST_WEIGHTS = 5
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured kernel: its work, its time in microseconds, the group that is left out as a whole, and the work of
-    the kernel beside it that was timed with it."""
+    """One measured kernel: its work, its time in microseconds, the group that is left out as a whole, the work of
+    the kernel beside it that was timed with it, and that of a kernel whose own time was taken off."""
 
     work: Work
     measured_us: float
     group: str
     beside: Work | None = None
+    taken_off: Work | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from data import Dataset
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from trtopt.hardware.spec import GpuSpec
 from trtopt.roofline.batch import Batch
 from trtopt.roofline.constants import Constants
 from trtopt.roofline.layer import is_light, is_sustained, launch_us
@@ -98,8 +99,8 @@ class Measured:
     batch: Batch
     measured_us: Array
     dataset: Dataset
-    beside: Batch
-    has_beside: NDArray[np.bool_]
+    beside: Others
+    taken_off: Others
     groups: tuple[str, ...]
 
     @staticmethod
@@ -111,11 +112,11 @@ class Measured:
             chosen = np.random.default_rng(0).choice(len(samples), most, replace=False)
             samples = [samples[index] for index in sorted(chosen)]
         works = [sample.work for sample in samples]
-        beside = [sample.beside for sample in samples if sample.beside is not None]
-        has_beside = np.array([sample.beside is not None for sample in samples], dtype=bool)
+        beside = Others.of([sample.beside for sample in samples], dataset)
+        taken_off = Others.of([sample.taken_off for sample in samples], dataset)
         measured = np.array([sample.measured_us for sample in samples])
         names = tuple(sample.group for sample in samples)
-        return Measured(_batch(works, dataset), measured, dataset, _batch(beside, dataset), has_beside, names)
+        return Measured(_batch(works, dataset), measured, dataset, beside, taken_off, names)
 
     def predict(self, constants: Constants) -> Array:
         """Predicted microseconds, the launch included."""
@@ -124,10 +125,27 @@ class Measured:
         heavy_us, light_us = (launch_us(gpu, constants, timing=timing, light=each) for each in (False, True))
         latency = np.where(light, light_us, heavy_us) + (self.dataset.tensors - 1) * constants.event_us
         total = self.batch.predict(constants).total + latency
-        if self.has_beside.any():
-            launch = launch_us(self.dataset.gpu, constants)
-            total[self.has_beside] += self.beside.predict(constants).total + launch
-        return np.asarray(total)
+        return np.asarray(total + self.beside.predict(gpu, constants) - self.taken_off.predict(gpu, constants))
+
+
+@dataclass(frozen=True)
+class Others:
+    """Kernels that some samples were timed with."""
+
+    batch: Batch
+    present: NDArray[np.bool_]
+
+    @staticmethod
+    def of(works: Sequence[Work | None], dataset: Dataset) -> Others:
+        found = [work for work in works if work is not None]
+        return Others(_batch(found, dataset), np.array([work is not None for work in works], dtype=bool))
+
+    def predict(self, gpu: GpuSpec, constants: Constants) -> Array:
+        """Microseconds of each sample's, its launch included; 0 where it has none."""
+        total = np.zeros(len(self.present))
+        if self.present.any():
+            total[self.present] = self.batch.predict(constants).total + launch_us(gpu, constants)
+        return total
 
 
 def _batch(works: list[Work], dataset: Dataset) -> Batch:

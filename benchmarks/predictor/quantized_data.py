@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from data import IN_TURN, PROFILES, Dataset, Sample, in_turn, product, weights_in_turn
 
-from trtopt.hardware.spec import find_gpu
+from trtopt.hardware.spec import GpuSpec, find_gpu
+from trtopt.roofline.gemm import held_share
 from trtopt.roofline.layer import Timing
 from trtopt.roofline.work import Gemm, Work
 from trtopt.support.precision import ELEMENT_BYTES, Precision
@@ -69,19 +70,39 @@ def quantized_table(name: str, gpu: str, format_name: str, floor_us: float = 0.0
     for row in rows:
         m, n, k, time = int(row["m"]), int(row["n"]), int(row["k"]), float(row[item.column]) * 1e3
         if m >= least_m and time >= max(floor_us, 1e-3):
-            before = quantize(Gemm(m, n, k), item) if item.quantizes else None
-            alone = quantized_product(m, n, k, item)
-            turns = weights_in_turn(alone, known)
-            work = in_turn(alone, turns) if name in IN_TURN else _behind_others(alone, k)
-            samples.append(Sample(work, time, f"{n}x{k}", before))
+            sample = Sample(quantized_product(m, n, k, item), time, f"{n}x{k}")
+            in_front = name in IN_TURN
+            timed = _behind_quantization(sample, Gemm(m, n, k), known, item) if in_front else _behind_others(sample, k)
+            samples.append(timed)
     return Dataset(f"{name} {format_name}", known, tuple(samples), item.timing)
 
 
-def _behind_others(work: Work, k: int) -> Work:
+def _behind_quantization(sample: Sample, gemm: Gemm, gpu: GpuSpec, item: Format) -> Sample:
+    """A product as it was timed: in turn with others of its shape, each behind kernels that quantize the same input.
+
+    All that they touch can exceed the L2 cache where the input alone does not. What was taken off as the time of the
+    quantization was measured on the input alone, so that the difference holds what it costs to read a cold one. And the
+    product reads its operand from the DRAM once writing it has driven its beginning out of the cache.
+    """
+    work = sample.work
+    input_bytes = gemm.m * gemm.k * _RESULT_BYTES
+    alone_bytes = input_bytes + work.read_bytes
+    touched = in_turn(work, weights_in_turn(work, gpu)).inference_bytes + input_bytes
+    driven_out = alone_bytes > held_share(gpu.compute_capability) * gpu.l2_mib * 2**20
+    share = work.read_bytes / (work.read_bytes + work.write_bytes) if driven_out else 0.0
+    sample = dataclasses.replace(sample, work=dataclasses.replace(work, inference_bytes=touched, network_share=share))
+    if item.quantizes:
+        return dataclasses.replace(sample, beside=quantize(gemm, item))
+    read = Work("memory", gemm.m * gemm.k, input_bytes, 0, 0, Precision.BF16, network_share=1.0)
+    cold, taken_off = (dataclasses.replace(read, inference_bytes=each) for each in (touched, alone_bytes))
+    return dataclasses.replace(sample, beside=cold, taken_off=taken_off)
+
+
+def _behind_others(sample: Sample, k: int) -> Sample:
     """A product of a plugin as it was timed: the last layer of an engine, behind three others of 16 bits
     (ai-dynamo/aiconfigurator, collector/trtllm/collect_gemm_trt.py: k x w, w x w and w x k, w = 12288)."""
-    others = (2 * k + _WIDTH) * _WIDTH * _RESULT_BYTES
-    return dataclasses.replace(work, inference_bytes=work.bytes + others)
+    touched = sample.work.bytes + (2 * k + _WIDTH) * _WIDTH * _RESULT_BYTES
+    return dataclasses.replace(sample, work=dataclasses.replace(sample.work, inference_bytes=touched))
 
 
 def quantized_product(m: int, n: int, k: int, item: Format) -> Work:

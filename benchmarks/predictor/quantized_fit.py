@@ -17,13 +17,12 @@ from quantized_data import quantized_table
 from trtopt.roofline.constants import GENERIC, Constants, all_fits
 
 FLOOR_US = 10.0
-"""FP8 products are a difference of measurements, good to a microsecond or two: shorter ones are not scored."""
-
-FITTED_US = 5.0
-"""Shorter FP8 products are not fitted either; a higher floor would keep of the short ones those measured too long."""
+"""Calls that quantize their input first: shorter ones are neither fitted nor scored. FP8 products alone are fitted from
+there on as well; a higher floor would keep of the short ones those measured too long."""
 
 COARSE_US = 20.0
-"""The tables of the A100 count in steps of 1.024 us above a floor of 8.2 us: shorter rows are not fitted."""
+"""Shorter rows of coarse tables are not scored: those of the A100 count in steps of 1.024 us above a floor of 8.2 us,
+and FP8 products alone are a difference of three measurements, of which RTX PRO 6000's count in steps of 2.05 us."""
 
 LEAST_ROWS = 257
 """Rows from which on products with block scales are fitted: kernels for fewer are not modelled."""
@@ -55,7 +54,7 @@ def quantized_constants(
     return fit(parts, start=start, fields=FIELDS_OF[kind], hold=FIRM)
 
 
-def fp8_table(name: str, floor_us: float = FITTED_US) -> Dataset:
+def fp8_table(name: str, floor_us: float = FLOOR_US) -> Dataset:
     """FP8 products alone."""
     return quantized_table(name, TABLES[name], "fp8", floor_us)
 

@@ -31,10 +31,10 @@ def quantized_rows() -> list[Row]:
     GPU is.
     """
     rows = []
-    what = f"FP8 GEMM alone above {FLOOR_US:.0f} us"
+    what = f"FP8 GEMM alone above {COARSE_US:.0f} us"
     blocks = f"FP8 in blocks and quantization, m > {LEAST_ROWS - 1}"
     for name, other in ((H100, RTX), (RTX, H100)):
-        table, own, known = fp8_table(name, FLOOR_US), fp8_table(name), fp8_table(other)
+        table, own, known = fp8_table(name, COARSE_US), fp8_table(name), fp8_table(other)
         rows.append(compare(_name(table, what, "half"), 0.08, _halved("fp8", [table], own)))
         rows.append(compare(_name(table, what, "GPU"), 0.08, [_left_out("fp8", table, known)]))
         table = quantized_table(name, TABLES[name], "fp8_block", FLOOR_US, LEAST_ROWS)

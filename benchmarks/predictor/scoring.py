@@ -87,9 +87,10 @@ def _rates(batch: Batch) -> Array:
 
 
 def _bytes(part: Measured) -> Array:
-    """Of each kernel, and of the one beside it that was timed with it."""
+    """Of each kernel, and of the one beside it that was timed with it, less those of what was taken off."""
     moved = np.array([work.bytes for work in part.batch.works], dtype=np.float64)
-    moved[part.has_beside] += [work.bytes for work in part.beside.works]
+    for sign, others in ((1, part.beside), (-1, part.taken_off)):
+        moved[others.present] += [sign * work.bytes for work in others.batch.works]
     return moved
 
 

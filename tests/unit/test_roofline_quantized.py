@@ -116,6 +116,15 @@ def test_narrow_weights_share_a_sum_by_two_at_most() -> None:
     assert choice.split[0] <= 2 < choice.split[1]
 
 
+@pytest.mark.parametrize("bits", (0, 8))
+def test_a_sum_of_8_bits_is_split_into_parts_of_4096_at_least(bits: int) -> None:
+    dtype = Precision.FP16 if bits else Precision.FP8
+    batch = Batch.of([quantized(16, 128, k, dtype, bits) for k in (4096, 8000, 8192)], RTX)
+    choice = batch.predict(constants_for(RTX)).choice
+    assert choice is not None
+    assert choice.split.tolist() == [1, 1, 2]
+
+
 def test_a_weight_as_wide_as_the_operands_is_not_narrow() -> None:
     work = product(256, 256, 256)
     same = dataclasses.replace(work, weight_bits=round(8 * ELEMENT_BYTES[work.dtype]))

@@ -137,7 +137,7 @@ def choose(products: Products, chip: Chip, c: Constants) -> TileChoice:
     reduced = c.split_traffic * split * m * n * batch * 4 / (L2_PORT_BYTES * chip.clock * chip.sm)
     time = (busy**c.norm + memory**c.norm) ** (1 / c.norm) + np.where(split > 1, c.split_us + reduced, 0.0)
     time = np.where((split == 1) | (blocks <= _MOST_SPLIT_ROUNDS * chip.sm), time, np.inf)
-    time = np.where(_exists(products.loop, tile_m, tile_n, split), time, np.inf)
+    time = np.where(_exists(products.loop, tile_m, tile_n, split, part), time, np.inf)
     best = time.reshape(len(time), -1).argmin(axis=1)
     at_tile, at_split = np.unravel_index(best, (len(TILES), len(SPLITS)))
     picked = (np.arange(len(time)), at_tile, at_split)
@@ -145,10 +145,11 @@ def choose(products: Products, chip: Chip, c: Constants) -> TileChoice:
     return TileChoice(time[picked], math, memory[:, 0, 0], at_tile, split[picked[0], 0, at_split].astype(np.intp))
 
 
-def _exists(loop: MainLoop, tile_m: Array, tile_n: Array, split: Array) -> npt.NDArray[np.bool_]:
+def _exists(loop: MainLoop, tile_m: Array, tile_n: Array, split: Array, part: Array) -> npt.NDArray[np.bool_]:
     """Which pairs of tile and split there is a kernel for."""
     large = (tile_m >= _rows(loop.least_m)) & (tile_n >= _rows(loop.least_n))
-    return np.asarray(large & (split <= _rows(loop.most_split)))
+    shared = (split <= _rows(loop.most_split)) & (part >= _rows(loop.least_part))
+    return np.asarray(large & ((split == 1) | shared))
 
 
 def _block_time(part: Array, products: Products, tile: tuple[Array, Array], chip: Chip, c: Constants) -> Array:
@@ -177,6 +178,11 @@ cache and at 0.9 from 1.08 on; H100 at up to 1.7 times to 0.75, and as slowly as
 rows show no edge."""
 
 
+def held_share(compute_capability: str) -> float:
+    """Share of the L2 cache of a GPU that holds different bytes."""
+    return _HELD_IN_TWO if compute_capability in _L2_IN_TWO else _HELD_IN_ONE
+
+
 def cold_share(once: Array, moved: Array, inference: Array, l2_bytes: float, compute_capability: str) -> Array:
     """Share of what kernels move that has left the L2 cache since the inference before: of what each inference reads
     or writes once, as long as all that it touches exceeds the cache, since the least recently used goes first.
@@ -188,7 +194,7 @@ def cold_share(once: Array, moved: Array, inference: Array, l2_bytes: float, com
         l2_bytes: Size of the L2 cache.
         compute_capability: Of the GPU.
     """
-    held = l2_bytes * (_HELD_IN_TWO if compute_capability in _L2_IN_TWO else _HELD_IN_ONE)
+    held = l2_bytes * held_share(compute_capability)
     left = 1 - 1 / (1 + np.minimum(inference / held, 2.0) ** _EDGE)
     found: Array = np.minimum(once / np.maximum(moved, 1.0), 1.0) * left
     return found
