@@ -117,12 +117,10 @@ CASES: tuple[Case, ...] = (
         io="g (float[2, 5, 8] x, float[2, 3, 8] c) => (float[2, 5, 8] y)",
     ),
     case(
-        "nested-without-shapes",
+        "nested",
         f"y = If (c) <then_branch = t () => (float[2, 5, 8] z) {{ {Q} {K} {V} {CORE} {MIX} o3 = MatMul(o2, wo) "
         "z = Add(o3, bo) }, else_branch = e () => (float[2, 5, 8] u) { u = Neg(x) }>",
         io="g (bool c, float[2, 5, 8] x) => (float[2, 5, 8] y)",
-        changes=0,
-        refusals=1,
     ),
     case(
         "weights-are-output",

@@ -100,21 +100,3 @@ def test_behind_an_int8_product_it_is_quantize_linear(kernels: Kernels) -> None:
     ops = [QuantizedOp("c", "x", 1.0, None, "max"), QuantizedOp("y", "r", 1.0, None, "max")]
     fused, plain = (kernels(source, *ops, fused=each) for each in (True, False))
     assert [layer.name for layer in fused] == [layer.name for layer in plain]
-
-
-POOL = "MaxPool <kernel_shape = [3,3], strides = [2,2], pads = [1,1,1,1]>"
-POOLED = "g (float[8,64,28,28] x) => (float[8,64,14,14] y) {{ c = Conv <pads = [1,1,1,1]> (x, w) r = Relu(c) {} }}"
-
-
-def test_what_a_product_writes_in_8_bits_is_pooled_in_8_bits(kernels: Kernels) -> None:
-    source = model(POOLED.format(f"p = {POOL} (r) y = Conv (p, v)"), w=(64, 64, 3, 3), v=(64, 64, 1, 1))
-    layers, floating = kernels(source, QuantizedOp("y", "p", 1.0, None, "max")), kernels(source)
-    assert len(layers) == len(floating)
-    assert [layer.inputs[0].dtype for layer in layers] == ["Half", "Int8", "Int8"]
-
-
-def test_a_pool_that_a_residual_reads_too_is_quantized_behind_it(kernels: Kernels) -> None:
-    source = model(POOLED.format(f"p = {POOL} (r) a = Conv (p, v) y = Add (a, p)"), w=(64, 64, 3, 3), v=(64, 64, 1, 1))
-    layers = kernels(source, QuantizedOp("a", "p", 1.0, None, "max"))
-    assert len(layers) == len(kernels(source)) + 1
-    assert [tensor.shape for layer in layers for tensor in layer.outputs if tensor.dtype == "Int8"] == [(8, 64, 14, 14)]

@@ -71,14 +71,15 @@ from trtopt.pipeline.shipped import (
     as_asked,
     bound_of,
     dynamic_cost,
+    gates_of,
     hold,
     judged_apart,
+    no_new_failure,
     plain_forms,
     recipes_of,
     warn_of_noise,
     why_barred,
     within_bound,
-    within_gates,
     without_culprit,
 )
 from trtopt.pipeline.sparse import SparseJob, Sparsified, as_made, sparsify
@@ -411,7 +412,8 @@ class _Run:
     def _trials(self, first: Built) -> Iterator[Trial]:
         """Cheaper forms of the first product, those that cost least to make first: without what recipes or 8-bit add,
         and the plain forms themselves."""
-        config, asked = self._config, self._settings.precision
+        config, asked, is_pruned = self._config, self._settings.precision, self._sparsified(first.own).is_pruned
+        gates = no_new_failure(first) if is_pruned else gates_of
         costs, sixteen, types = self._baseline.costs(), asked, tuple[Precision, ...]()
         if asked is not None and asked.is_quantized and not config.keep_all_int8:
             sixteen, types = asked.base, self._target.quantized_types(asked)
@@ -423,7 +425,7 @@ class _Run:
                 found = self._build(Way(own, self._sparsified(own).artifact, precision, options), below, accepts)
                 return None if found is None else as_asked(found, first, what)
 
-            accepts = as_accurate(first) if every else within_gates(first)
+            accepts = as_accurate(first) if every else gates
             if not every or precision is None:
                 return Trial(what, make, accepts)
             return Trial(what, make, accepts, all_regions_miss(first.lowered.search, precision), str(precision))
@@ -442,8 +444,7 @@ class _Run:
         if sixteen != asked and out:
             yield trial(f"without 8-bit and {', '.join(out)}", rest, sixteen)
         if sixteen is not None and not sixteen.is_wide and not sixteen.is_quantized:
-            is_pruned = self._sparsified(first.own).is_pruned
-            accepts = within_gates(first) if is_pruned else within_bound(sixteen, config.min_sqnr_db, first)
+            accepts = gates if is_pruned else within_bound(sixteen, config.min_sqnr_db)
             make = partial(self._plain, first, sixteen, accepts)
             yield Trial(PLAIN, make, accepts, why_barred(first, sixteen))
 

@@ -180,9 +180,14 @@ Accepts = Callable[[Built], str]
 """Why the accuracy of a product does not let it ship; empty where it does."""
 
 
-def within_gates(first: Built) -> Accepts:
+def gates_of(built: Built) -> str:
+    """The gates that failed, in one line."""
+    return "; ".join(built.failures)
+
+
+def no_new_failure(first: Built) -> Accepts:
     """Whether the gates pass, or fail for ``first`` too, whose loss is allowed then."""
-    return lambda built: "" if first.failures else "; ".join(built.failures)
+    return lambda built: "" if first.failures else gates_of(built)
 
 
 @dataclass(frozen=True)
@@ -343,13 +348,13 @@ def bound_of(precision: Precision, least_db: float | None) -> float:
     return smallest_sqnr_db(BF16 if precision.base == Precision.BF16 else FP16) if least_db is None else least_db
 
 
-def within_bound(precision: Precision, least_db: float | None, first: Built) -> Accepts:
-    """Whether the outputs keep the bound of a 16-bit type, and the gates pass as for :func:`within_gates`."""
-    bound, gates = bound_of(precision, least_db), within_gates(first)
+def within_bound(precision: Precision, least_db: float | None) -> Accepts:
+    """Whether the gates pass, and the outputs keep the bound of a 16-bit type."""
+    bound = bound_of(precision, least_db)
 
     def why_not(built: Built) -> str:
         low = [f"{text}, less than {bound:g}" for text in _below(built.accuracy, bound).values()]
-        return "; ".join(text for text in (gates(built), *low) if text)
+        return "; ".join([*built.failures, *low])
 
     return why_not
 
@@ -398,11 +403,11 @@ def all_regions_miss(found: SearchRecord | None, dtype: Precision) -> str:
 
 
 def as_accurate(first: Built) -> Accepts:
-    """Whether the gates pass as for :func:`within_gates`, and no output loses more than in ``first``."""
+    """Whether the gates pass, and no output loses more than in ``first``."""
 
     def why_not(built: Built) -> str:
-        if gates := within_gates(first)(built):
-            return gates
+        if built.failures:
+            return gates_of(built)
         for name, item in built.accuracy.outputs.items():
             before = first.accuracy.outputs.get(name)
             if before is not None and not drop_of(item)[1] <= drop_of(before)[1]:

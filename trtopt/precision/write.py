@@ -12,11 +12,6 @@ saves a kernel that reads and writes the tensor. QuantizeLinear to FP8 has no ro
 
 The sum has no bits below one, so FP32 arithmetic rounds it to an integer, ties to even; taking the number away again is
 exact. The cast then has nothing left to round, whatever its mode.
-
-Rounding keeps the order of numbers, so the maximum of a window may be taken before or behind it. The compiler takes
-QuantizeLinear behind MaxPool to the pool's input, as a kernel of its own that reads and writes all that is pooled;
-the arithmetic stays where it is written: behind the product, which then writes 8 bits for the pool to read, where all
-that read the pool read it quantized, and else behind the pool.
 """
 
 from __future__ import annotations
@@ -60,15 +55,6 @@ def follows_product(value: ir.Value, others: Collection[str]) -> bool:
             return True
         front = [item for node in nodes if node.op_type in _EPILOGUE for item in node.inputs if item is not None]
     return False
-
-
-def below_pools(value: ir.Value) -> tuple[ir.Value, tuple[ir.Node, ...]]:
-    """What ``value`` is the maximum of, over windows of windows, and the pools, the first first."""
-    pools: list[ir.Node] = []
-    while (node := value.producer()) is not None and node.op_type == "MaxPool" and len(node.outputs) == 1:
-        pools.insert(0, node)
-        value = edit.input_of(node, 0) or value
-    return value, tuple(pools)
 
 
 ROUNDING: tuple[tuple[str, str, float], ...] = (
@@ -224,7 +210,6 @@ class _QdqWriter:
         self._activations: dict[tuple[str, bool, Precision], ir.Value] = {}
         self._weights: dict[tuple[ir.Value, int | None, bool, Precision, str], ir.Value] = {}
         self._quantized = {op.node for op in plan.quantized}
-        self._reads = {(name, op.activation, op.dtype) for op in plan.quantized for name in (op.node, *op.skips)}
         self._readers = {node.name for node in self._graph if node.name not in self._quantized}
         self._zeros: dict[Precision, ir.Value] = {}
         self._dropped: list[ir.Value] = []
@@ -264,60 +249,21 @@ class _QdqWriter:
             return self._activations[key]
         number = activation_scale(amax, self._type(wide), dtype)
         scale = self._constant(f"{name}_scale", np.array(number, np.float32))
-        first, joins = self._place(value, dtype)
-        quantizer = self._quantizer(first, name, number, scale, dtype, joins=joins)
-        insert_behind(self._graph, first, quantizer)
-        eight = quantizer[-1].outputs[0]
-        inputs = [eight, scale, self._zero_point(dtype)]
+        quantizer = self._quantizer(value, number, scale, dtype)
+        inputs = [quantizer[-1].outputs[0], scale, self._zero_point(dtype)]
         dequantized = self._node("DequantizeLinear", inputs, f"{name}_dequantized", value)
-        insert_behind(self._graph, eight if first is value else value, [dequantized])
-        if first is not value:
-            self._pool(value, eight, dequantized)
-        if len(quantizer) > 1 or self._stays_fp32(first):
+        insert_behind(self._graph, value, [*quantizer, dequantized])
+        if len(quantizer) > 1 or self._stays_fp32(value):
             self.wide.update(str(node.name) for node in quantizer)
         if wide:
             self.wide.add(str(dequantized.name))
         self._activations[key] = dequantized.outputs[0]
         return dequantized.outputs[0]
 
-    def _pool(self, value: ir.Value, quantized: ir.Value, dequantized: ir.Node) -> None:
-        """Let the pools that make ``value`` read what is quantized, and ``dequantized`` take over its name and
-        readers."""
-        pools, name = below_pools(value)[1], value.name
-        pools[0].replace_input_with(0, quantized)
-        for pool in pools:
-            made = pool.outputs[0]
-            made.name = self._names.value(f"{made.name}_pooled")
-            made.type = quantized.type
-        value.replace_all_uses_with(dequantized.outputs[0])
-        dequantized.replace_input_with(0, value)
-        dequantized.outputs[0].name = name
-
-    def _place(self, value: ir.Value, dtype: Precision) -> tuple[ir.Value, bool]:
-        """What is quantized so that ``value`` is, the tensor below its pools or itself; whether by arithmetic."""
-        if not self._plan.fused_quantizers or dtype != Precision.INT8:
-            return value, False
-        source, pools = below_pools(value)
-        if not pools:
-            return value, follows_product(value, self._quantized)
-        if follows_product(source, self._quantized) and self._is_read_quantized(value, pools, dtype):
-            return source, True
-        return value, follows_product(source, ())
-
-    def _is_read_quantized(self, value: ir.Value, pools: tuple[ir.Node, ...], dtype: Precision) -> bool:
-        """Whether nothing reads a pooled tensor, or what is pooled on the way, but in one 8-bit type; none of it in
-        FP32."""
-        readers = [node for node, _ in value.uses()]
-        way = [pool.outputs[0] for pool in pools]
-        reads = {(str(node.name), str(value.name), dtype) for node in readers}
-        alone = not any(item.is_graph_output() for item in way) and all(len(item.uses()) == 1 for item in way[:-1])
-        return alone and reads <= self._reads and not any(node.name in self._plan.wide for node in (*pools, *readers))
-
-    def _quantizer(
-        self, value: ir.Value, name: str, number: np.float32, scale: ir.Value, dtype: Precision, *, joins: bool
-    ) -> list[ir.Node]:
-        """The nodes that quantize ``value``; as arithmetic where it ``joins`` the kernel before it."""
-        if joins:
+    def _quantizer(self, value: ir.Value, number: np.float32, scale: ir.Value, dtype: Precision) -> list[ir.Node]:
+        """The nodes that quantize ``value``."""
+        name = str(value.name)
+        if self._plan.fused_quantizers and dtype == Precision.INT8 and follows_product(value, self._quantized):
             divisor = self._constant(f"{name}_divisor", np.array(number, np.float32))  # FP32, unlike the scale
             nodes = [self._node("Div", [value, divisor], f"{name}_scaled", value)]
             for op_type, text, constant in ROUNDING:
