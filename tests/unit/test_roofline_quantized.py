@@ -116,10 +116,8 @@ def test_narrow_weights_share_a_sum_by_two_at_most() -> None:
     assert choice.split[0] <= 2 < choice.split[1]
 
 
-@pytest.mark.parametrize("bits", (0, 8))
-def test_a_sum_of_8_bits_is_split_into_parts_of_4096_at_least(bits: int) -> None:
-    dtype = Precision.FP16 if bits else Precision.FP8
-    batch = Batch.of([quantized(16, 128, k, dtype, bits) for k in (4096, 8000, 8192)], RTX)
+def test_a_sum_of_fp8_is_split_into_parts_of_4096_at_least() -> None:
+    batch = Batch.of([quantized(16, 128, k, Precision.FP8) for k in (4096, 8000, 8192)], RTX)
     choice = batch.predict(constants_for(RTX)).choice
     assert choice is not None
     assert choice.split.tolist() == [1, 1, 2]

@@ -445,8 +445,7 @@ class _Run:
             yield trial(f"without 8-bit and {', '.join(out)}", rest, sixteen)
         if sixteen is not None and not sixteen.is_wide and not sixteen.is_quantized:
             accepts = gates if is_pruned else within_bound(sixteen, config.min_sqnr_db)
-            make = partial(self._plain, first, sixteen, accepts)
-            yield Trial(PLAIN, make, accepts, why_barred(first, sixteen))
+            yield Trial(PLAIN, partial(self._plain, first, sixteen, accepts), accepts, why_barred(first, sixteen))
 
     def _plain(self, first: Built, precision: Precision, accepts: Accepts, below: float) -> Built | None:
         """The plain cast as a product."""

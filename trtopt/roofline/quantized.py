@@ -8,7 +8,7 @@ FP8, a scale per block    ``block_share`` of that: sums are scaled on CUDA cores
                           columns at least, as the weight's blocks are; a sum is not split
 FP4, a scale per block    ``fp8_share``; tiles of 128 rows and 64 columns at least; a sum is not split
 narrow weights            they reach an SM as they are; each tile turns its own into 16 bits, ``dequant_cycles`` an
-                          element; two blocks share a sum at most, with 4096 elements of k each
+                          element; two blocks share a sum at most
 ========================  ===========================================================================================
 
 That sums are not split, and how large tiles of FP4 are (128 rows: the instruction on Blackwell), was read off products
@@ -36,10 +36,9 @@ _FLOATS = (Precision.FP4, Precision.FP8)
 _COLUMNS_FP4, _COLUMNS_FP8, _ROWS = 64.0, 128.0, 128.0
 """Least tile of a kernel whose operands have a scale per block."""
 
-_PART = 4096.0
-"""Elements of k of a block at least where a sum is split, for FP8 and for narrow weights. Read off the measured
-products: those of FP8 on RTX PRO 6000 above 20 us are predicted within 7.8 in place of 8.1 %, those with narrow weights
-on A100 within 10.8 in place of 11.4; FP8 on H100 says nothing of it (5.6)."""
+_PART_FP8 = 4096.0
+"""Elements of k of a block at least where a sum of FP8 is split: read off the products of RTX PRO 6000 above 20 us,
+which are predicted within 7.8 in place of 8.1 %; H100's say nothing of it (5.6)."""
 
 _NARROW_SPLIT = 2.0
 """Blocks that share a tile's sum at most where weights are turned into another type."""
@@ -78,7 +77,7 @@ class MainLoop:
             least_m=np.where(fp4 & blocked, _ROWS, 0.0),
             least_n=np.where(fp4 & blocked, _COLUMNS_FP4, np.where(fp8 & blocked, _COLUMNS_FP8, 0.0)),
             most_split=np.where(narrow, _NARROW_SPLIT, np.where(blocked, 1.0, np.inf)),
-            least_part=np.where(narrow | (fp8 & ~blocked), _PART, 0.0),
+            least_part=np.where(fp8 & ~blocked, _PART_FP8, 0.0),
         )
 
 
