@@ -29,7 +29,7 @@ from trtopt_recipes.linear_as_conv import LinearAsConv
 from trtopt_recipes.low_rank_weight import LowRankWeight
 from trtopt_recipes.mask_constant import MaskConstant
 from trtopt_recipes.masked_rows import MaskedRows
-from trtopt_recipes.merged_projection import MergedProjection
+from trtopt_recipes.merged_projection import MergedProjection, RotatedProjection
 from trtopt_recipes.merged_transpose import MergedTranspose
 from trtopt_recipes.mish import Mish
 from trtopt_recipes.nan_guard import NanGuard
@@ -87,6 +87,7 @@ PACK = (
     MaskConstant(),
     LowRankWeight(),
     MergedProjection(),
+    RotatedProjection(),
     AlignedHeads(),
     Prelu(),
     Selu(),

@@ -59,7 +59,14 @@ SPLIT = {
 
 
 def cut(
-    label: str, form: str, parts: str, *, add: str = "b = Add(a, bias)", io: str = TOKENS, **options: object
+    label: str,
+    form: str,
+    parts: str,
+    *,
+    add: str = "b = Add(a, bias)",
+    io: str = TOKENS,
+    recipe: str = "merged-projection",
+    **options: object,
 ) -> Case:
     shape, perm, _ = SPLIT[form]
     body = (
@@ -67,11 +74,19 @@ def cut(
     )
     graph = f"{io} <int64[5] split = {{{shape}}}, {PARTS}> {{ {body} }}"
     options = {"weights": {"m": (8, 24), "bias": (24,)}, "tolerance": 1e-5, **options}
-    return Case("merged-projection", label, graph, **options)  # type: ignore[arg-type]
+    return Case(recipe, label, graph, **options)  # type: ignore[arg-type]
 
 
 def gathers(axis: int) -> str:
     return " ".join(f"{n}0 = Gather <axis = {axis}> (d, i{i}) {n} = Identity({n}0)" for i, n in enumerate("qkv"))
+
+
+def rotated(parts: str) -> str:
+    """Queries and keys with their halves swapped."""
+    for name in "qk":
+        swapped = f"{name}1, {name}2 = Split <axis = 3> ({name}0) {name} = Concat <axis = 3> ({name}2, {name}1)"
+        parts = parts.replace(f"{name} = Identity({name}0)", swapped)
+    return parts
 
 
 def slices(axis: int) -> str:
@@ -184,4 +199,10 @@ CASES: tuple[Case, ...] = (
         gathers(0).replace("v0 = Gather", "v = Gather").replace("v = Identity(v0)", ""),
         changes=0,
     ),
+    cut("rotated", "three-first", rotated(gathers(0)), changes=0),
+    *(
+        cut(label, form, rotated(gathers(axis)), recipe="rotated-projection")
+        for label, form, axis in (("three-first", "three-first", 0), ("per-head", "heads-first", 3))
+    ),
+    cut("used-whole", "three-first", gathers(0), recipe="rotated-projection", changes=0),
 )

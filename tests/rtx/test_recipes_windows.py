@@ -68,3 +68,33 @@ def test_the_attention_kernel_divides_by_the_norms(tmp_path: Path) -> None:
     artifact = blocks(tmp_path, f"{lengths} {_CORE.format('qd', 'kd')}")
     plain, scored = costs(artifact, "merged-projection,normalized-scores")
     assert scored.bytes < 0.95 * plain.bytes
+
+
+_ROTATED = (
+    "{0}a, {0}b = Split <axis = 3> ({0}) {0}m = Neg({0}b) {0}h = Concat <axis = 3> ({0}m, {0}a) {0}c = Mul({0}, cos) "
+    "{0}s = Mul({0}h, sin) {0}r = Add({0}c, {0}s)"
+)
+
+
+def test_parts_that_are_rotated_keep_their_one_product_until_somebody_judges(tmp_path: Path) -> None:
+    """A block of GPT-NeoX, whose projections are merged head by head: a kernel rotates and copies all three parts."""
+    body = (
+        "a0 = MatMul(x, wqkv) a1 = Add(a0, bqkv) a2 = Reshape(a1, split) a3 = Transpose <perm = [0, 2, 1, 3]> (a2) "
+        f"q, k, v = Split <axis = 3> (a3) {_ROTATED.format('q')} {_ROTATED.format('k')} "
+        "kt = Transpose <perm = [0, 1, 3, 2]> (kr) s0 = MatMul(qr, kt) s1 = Mul(s0, size) p = Softmax <axis = -1> (s1) "
+        "c0 = MatMul(p, v) c1 = Transpose <perm = [0, 2, 1, 3]> (c0) c2 = Reshape(c1, rows) c3 = MatMul(c2, wo) "
+        "y = Add(x, c3)"
+    )
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 17]> g (float[8, 128, 512] x, float[1, 1, 128, 64] cos, '
+        "float[1, 1, 128, 64] sin) => (float[8, 128, 512] y) <int64[4] split = {8, 128, 8, 192}, "
+        f"int64[3] rows = {{8, 128, 512}}, float size = {{0.125}}> {{ {body} }}"
+    )
+    rng = np.random.default_rng(0)
+    for name, shape in {"wqkv": (512, 1536), "wo": (512, 512), "bqkv": (1536,)}.items():
+        array = (rng.standard_normal(shape) * 0.05).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    onnx.save(model, tmp_path / "m.onnx")
+    plain, merged, rotated = costs(load(tmp_path / "m.onnx"), "merged-projection", "rotated-projection")
+    assert merged == plain
+    assert rotated.kernels > plain.kernels and rotated.predicted_us > plain.predicted_us
