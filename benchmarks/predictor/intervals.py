@@ -7,14 +7,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from fitting import Array
 from readme import replace_table
 from scoring import HeldBack, Row
 
@@ -71,13 +69,8 @@ def by_kind(rows: Iterable[Row]) -> Sets:
     for row in rows:
         every = row.held_back
         for kind in sorted(set(every.kinds)):
-            part = _part(every, every.kinds == kind)
-            found.setdefault((every.own, str(kind)), []).append(part)
+            found.setdefault((every.own, str(kind)), []).append(every.only(every.kinds == kind))
     return {key: found[key] for key in sorted(found, key=lambda key: (not key[0], _KINDS.index(key[1])))}
-
-
-def _part(held: HeldBack, chosen: Array) -> HeldBack:
-    return dataclasses.replace(held, kinds=held.kinds[chosen], groups=held.groups[chosen], ratios=held.ratios[chosen])
 
 
 def bounds(sets: Sequence[HeldBack]) -> tuple[float, float]:
@@ -128,8 +121,8 @@ def _other_half(sets: Sequence[HeldBack], seed: int) -> float:
         groups = item.groups if len(set(item.groups)) >= _LEAST_GROUPS else np.arange(len(item.groups))
         names = random.permutation(np.unique(groups))
         chosen = np.isin(groups, names[: (len(names) + 1) // 2])
-        first.append(_part(item, chosen))
-        second.append(_part(item, ~chosen))
+        first.append(item.only(chosen))
+        second.append(item.only(~chosen))
     return (inside(second, *bounds(first)) + inside(first, *bounds(second))) / 2
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import gzip
+import math
 from dataclasses import dataclass
 
 from data import IN_TURN, PROFILES, Dataset, Sample, in_turn, product, weights_in_turn
@@ -12,12 +13,17 @@ from data import IN_TURN, PROFILES, Dataset, Sample, in_turn, product, weights_i
 from trtopt.hardware.spec import GpuSpec, find_gpu
 from trtopt.roofline.gemm import held_share
 from trtopt.roofline.layer import Timing
+from trtopt.roofline.rows import RowKernel, RowSizes
 from trtopt.roofline.work import Gemm, Work
 from trtopt.support.precision import ELEMENT_BYTES, Precision
 
 _RESULT_BYTES = 2
 """Bytes of an element of the input before it is quantized, and of the result: BF16 or FP16."""
 
+
+_ON_CUDA_CORES, _FEW_ROWS, _THREADS = ("8.9", "12.0"), 8, 128
+"""GPUs on which FP8 products of as many rows at most are computed without Tensor Cores in TensorRT-LLM (``linear.py``,
+``cuda_scaled_mm``), and the threads of a block of theirs."""
 
 _WIDTH = 12288
 """Columns of the products in front of a plugin's."""
@@ -73,6 +79,8 @@ def quantized_table(name: str, gpu: str, format_name: str, floor_us: float = 0.0
             sample = Sample(quantized_product(m, n, k, item), time, f"{n}x{k}")
             in_front = name in IN_TURN
             timed = _behind_quantization(sample, Gemm(m, n, k), known, item) if in_front else _behind_others(sample, k)
+            if format_name == "fp8" and known.compute_capability in _ON_CUDA_CORES and m <= _FEW_ROWS:
+                timed = dataclasses.replace(timed, work=on_cuda_cores(timed.work, n, k))
             samples.append(timed)
     return Dataset(f"{name} {format_name}", known, tuple(samples), item.timing)
 
@@ -116,6 +124,13 @@ def quantized_product(m: int, n: int, k: int, item: Format) -> Work:
         weight_bits=item.weight_bits,
         scale_block=item.scale_block,
     )
+
+
+def on_cuda_cores(work: Work, n: int, k: int) -> Work:
+    """A product of few rows as TensorRT-LLM computes it without Tensor Cores (``cudaCoreGemm.cu``): a block adds up two
+    columns of all rows, 16 elements of k a load and thread, and then the sums of its threads."""
+    walk = RowKernel(_THREADS, math.ceil(k / (16 * _THREADS)), 1, idles=True)
+    return dataclasses.replace(work, kind="memory", gemm=None, rows=RowSizes(math.ceil(n / 2), k, kernel=walk))
 
 
 def quantize(gemm: Gemm, item: Format) -> Work:

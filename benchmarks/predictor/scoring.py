@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 from data import Dataset
 from fitting import Array, Measured, Score, score
+from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from trtopt.hardware.spec import GpuSpec
@@ -58,6 +60,12 @@ class HeldBack:
             np.array([kind_of(work) for test in tests for work in test.batch.works]),
             np.array([f"{test.dataset.name} {group}" for test in tests for group in test.groups]),
             np.concatenate([test.measured_us / predict(test) for predict, _, test in folds]),
+        )
+
+    def only(self, chosen: NDArray[np.bool_]) -> HeldBack:
+        """Some of the kernels."""
+        return dataclasses.replace(
+            self, kinds=self.kinds[chosen], groups=self.groups[chosen], ratios=self.ratios[chosen]
         )
 
 

@@ -152,7 +152,7 @@ def test_without_a_gain_nothing_is_written(trtopt: Run, folder: Path) -> None:
     (folder / "trtopt.toml").write_text(KEPT)
     done = trtopt("calibrate-gpu", *FILES, "--gpu", "RTX 4090")
     assert done.returncode == 7
-    assert "which is no gain: nothing was written" in done.stderr and "remedy" in done.stderr
+    assert "not a twentieth less: nothing was written" in done.stderr and "remedy" in done.stderr
     assert (folder / "trtopt.toml").read_text() == KEPT
 
 

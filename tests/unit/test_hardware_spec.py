@@ -82,7 +82,7 @@ def test_an_ambiguous_name_lists_the_candidates() -> None:
         find_gpu("A100-SXM4")
 
 
-@pytest.mark.parametrize("name", ["RTX 4099", "RTX 5050"])
+@pytest.mark.parametrize("name", ["RTX 4099", "RTX 5055"])
 def test_an_unknown_name_is_a_usage_error_with_the_five_nearest_and_where_to_look(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         find_gpu(name)

@@ -116,11 +116,39 @@ def test_narrow_weights_share_a_sum_by_two_at_most() -> None:
     assert choice.split[0] <= 2 < choice.split[1]
 
 
-def test_a_sum_of_fp8_is_split_into_parts_of_4096_at_least() -> None:
-    batch = Batch.of([quantized(16, 128, k, Precision.FP8) for k in (4096, 8000, 8192)], RTX)
+def test_narrow_weights_have_tiles_of_128_columns_but_for_a_few_rows() -> None:
+    """Up to 15 rows have a kernel of their own (TensorRT-LLM profiles it below 16 rows)."""
+    batch = Batch.of([quantized(rows, 1024, 4096, Precision.FP16, 4) for rows in (15, 16, 64, 512)], A100)
+    choice = batch.predict(constants_for(A100)).choice
+    assert choice is not None
+    few, *many = (TILES[tile][1] for tile in choice.tile)
+    assert few < 128 <= min(many)
+
+
+def test_a_sum_of_fp8_is_not_split_into_many_short_parts() -> None:
+    batch = Batch.of([quantized(16, 128, k, Precision.FP8) for k in (4096, 65536)], RTX)
     choice = batch.predict(constants_for(RTX)).choice
     assert choice is not None
-    assert choice.split.tolist() == [1, 1, 2]
+    assert choice.split.tolist() == [1, 16]
+
+
+@pytest.mark.parametrize(("dtype", "bits"), ((Precision.FP8, 0), (Precision.FP16, 8), (Precision.FP16, 4)))
+@pytest.mark.parametrize("rows", (1, 15, 16, 256))
+@pytest.mark.parametrize("gpu", (RTX, H100, find_gpu("L40S")), ids=lambda gpu: gpu.name)
+def test_a_sum_twice_as_long_takes_no_less_time(gpu: GpuSpec, rows: int, dtype: Precision, bits: int) -> None:
+    lengths = np.geomspace(512, 32768, 60).astype(int)
+    works = [quantized(rows, 64, int(k), dtype, bits) for k in (*lengths, *(2 * lengths))]
+    aligned = [dataclasses.replace(work, alignment_bytes=128) for work in works]
+    short, long = np.array(times(*aligned, gpu=gpu)).reshape(2, -1)
+    assert np.all(long >= 0.98 * short)
+
+
+@pytest.mark.parametrize("bits", (8, 4))
+def test_one_row_more_of_a_narrow_product_takes_no_less_time(bits: int) -> None:
+    """16 rows and more are another kernel's."""
+    for n, k in ((512, 65536), (4096, 4096), (16384, 1024)):
+        few, many = times(*(quantized(rows, n, k, Precision.FP16, bits) for rows in (15, 16)), gpu=A100)
+        assert many >= 0.98 * few
 
 
 def test_a_weight_as_wide_as_the_operands_is_not_narrow() -> None:

@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
     errors = f"from {percent(found.calibration.error_before)} to {percent(found.calibration.error_after)}"
     print_error(
         GateError(
-            f"The error on layers left out would go {errors}, which is no gain: nothing was written",
+            f"The error on layers left out would go {errors}, not a twentieth less: nothing was written",
             where=some(args.profiles),
             remedy="the predictions are as good as a calibration can make them; more and other layers may change that",
         )

@@ -132,12 +132,13 @@ def choose(products: Products, chip: Chip, c: Constants) -> TileChoice:
     slow_down = 1 + c.power * np.log1p(ideal / c.power_us)
     full_rounds = blocks / chip.sm
     rounds = (1 - c.wave_smoothing) * np.ceil(full_rounds) + c.wave_smoothing * np.maximum(full_rounds, 1.0)
-    busy = rounds * _block_time(part, products, (tile_m, tile_n), chip, c) * slow_down * _rows(products.extra)
+    summed = np.where(split > 1, np.maximum(part, _rows(products.loop.least_part)), part)
+    busy = rounds * _block_time(summed, products, (tile_m, tile_n), chip, c) * slow_down * _rows(products.extra)
     memory = _rows(memory_time(products.bytes, chip, c, products.cold))
     reduced = c.split_traffic * split * m * n * batch * 4 / (L2_PORT_BYTES * chip.clock * chip.sm)
     time = (busy**c.norm + memory**c.norm) ** (1 / c.norm) + np.where(split > 1, c.split_us + reduced, 0.0)
     time = np.where((split == 1) | (blocks <= _MOST_SPLIT_ROUNDS * chip.sm), time, np.inf)
-    time = np.where(_exists(products.loop, tile_m, tile_n, split, part), time, np.inf)
+    time = np.where(_exists(products.loop, tile_m, tile_n, split), time, np.inf)
     best = time.reshape(len(time), -1).argmin(axis=1)
     at_tile, at_split = np.unravel_index(best, (len(TILES), len(SPLITS)))
     picked = (np.arange(len(time)), at_tile, at_split)
@@ -145,11 +146,10 @@ def choose(products: Products, chip: Chip, c: Constants) -> TileChoice:
     return TileChoice(time[picked], math, memory[:, 0, 0], at_tile, split[picked[0], 0, at_split].astype(np.intp))
 
 
-def _exists(loop: MainLoop, tile_m: Array, tile_n: Array, split: Array, part: Array) -> npt.NDArray[np.bool_]:
+def _exists(loop: MainLoop, tile_m: Array, tile_n: Array, split: Array) -> npt.NDArray[np.bool_]:
     """Which pairs of tile and split there is a kernel for."""
     large = (tile_m >= _rows(loop.least_m)) & (tile_n >= _rows(loop.least_n))
-    shared = (split <= _rows(loop.most_split)) & (part >= _rows(loop.least_part))
-    return np.asarray(large & ((split == 1) | shared))
+    return np.asarray(large & ((split == 1) | (split <= _rows(loop.most_split))))
 
 
 def _block_time(part: Array, products: Products, tile: tuple[Array, Array], chip: Chip, c: Constants) -> Array:

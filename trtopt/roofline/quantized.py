@@ -2,13 +2,14 @@
 
 ========================  ===========================================================================================
 INT8 operands             nothing
-FP8, a scale per tensor   the main loop reaches ``fp8_share`` of what one of 16 bits does of its peak; a block has 4096
-                          elements of k at least where a sum is split
+FP8, a scale per tensor   the main loop reaches ``fp8_share`` of what one of 16 bits does of its peak; where a sum is
+                          split, a block takes the time of 4096 elements of k at least
 FP8, a scale per block    ``block_share`` of that: sums are scaled on CUDA cores after each block; tiles of 128
                           columns at least, as the weight's blocks are; a sum is not split
 FP4, a scale per block    ``fp8_share``; tiles of 128 rows and 64 columns at least; a sum is not split
 narrow weights            they reach an SM as they are; each tile turns its own into 16 bits, ``dequant_cycles`` an
-                          element; two blocks share a sum at most
+                          element; two blocks share a sum at most. From 16 rows on, tiles of 128 columns at least, and
+                          split sums as those of FP8
 ========================  ===========================================================================================
 
 That sums are not split, and how large tiles of FP4 are (128 rows: the instruction on Blackwell), was read off products
@@ -36,12 +37,17 @@ _FLOATS = (Precision.FP4, Precision.FP8)
 _COLUMNS_FP4, _COLUMNS_FP8, _ROWS = 64.0, 128.0, 128.0
 """Least tile of a kernel whose operands have a scale per block."""
 
-_PART_FP8 = 4096.0
-"""Elements of k of a block at least where a sum of FP8 is split: read off the products of RTX PRO 6000 above 20 us,
-which are predicted within 7.8 in place of 8.1 %; H100's say nothing of it (5.6)."""
+_LEAST_PART = 4096.0
+"""Elements of k whose time a block takes at least where a sum of FP8 or with narrow weights is split: read off the
+products of RTX PRO 6000 and of A100."""
 
 _NARROW_SPLIT = 2.0
 """Blocks that share a tile's sum at most where weights are turned into another type."""
+
+_NARROW_ROWS, _NARROW_COLUMNS = 16, 128.0
+"""Rows from which on such products are tiles of Tensor Cores, and columns of these at least: the tiles that
+TensorRT-LLM has of them are 16, 32, 64 and 128 x 128 (cutlass_heuristic.cpp), and below 16 rows it tries a kernel that
+has none (weightOnlyQuantMatmulPlugin.cpp; weightOnlyBatchedGemv)."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ class MainLoop:
         dequantized: 1 where each tile turns the weight into another type.
         least_m, least_n: The smallest tile there is.
         most_split: Blocks that may share a tile's sum.
-        least_part: Elements of k of each of these.
+        least_part: Elements of k whose time each of these takes at least.
     """
 
     weight_bytes: Array
@@ -71,13 +77,16 @@ class MainLoop:
         fp4, fp8 = (np.array([work.dtype == each for work in works], dtype=bool) for each in _FLOATS)
         operand = np.array([ELEMENT_BYTES[work.dtype] for work in works], dtype=np.float64)
         bits = np.array([work.weight_bits for work in works], dtype=np.float64)
+        rows = np.array([work.gemm.m if work.gemm else 0 for work in works])
+        tiled = narrow & (rows >= _NARROW_ROWS)
+        columns = (fp4 & blocked, fp8 & blocked, tiled)
         return MainLoop(
             weight_bytes=np.where(narrow, bits / 8, operand),
             dequantized=np.where(narrow, 1.0, 0.0),
             least_m=np.where(fp4 & blocked, _ROWS, 0.0),
-            least_n=np.where(fp4 & blocked, _COLUMNS_FP4, np.where(fp8 & blocked, _COLUMNS_FP8, 0.0)),
+            least_n=np.select(columns, (_COLUMNS_FP4, _COLUMNS_FP8, _NARROW_COLUMNS), 0.0),
             most_split=np.where(narrow, _NARROW_SPLIT, np.where(blocked, 1.0, np.inf)),
-            least_part=np.where(fp8 & ~blocked, _PART_FP8, 0.0),
+            least_part=np.where((fp8 & ~blocked) | tiled, _LEAST_PART, 0.0),
         )
 
 
