@@ -14,13 +14,14 @@ from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _BECOMES_HALF = ("fp16", "int8", "fp8")
 
-_LARGEST = 3e4
-"""What constants are clamped to: two masks may be added up, and scores to them, before FP16 ends at 65504."""
+_LARGEST = 1.5e4
+"""What constants are clamped to: two masks may be added up, with the headroom for what was not seen (a factor of two,
+``trtopt.precision.fp16.hazards``), before FP16 ends at 65504."""
 
-_LARGEST_SUM = 6.2e4
+_LARGEST_SUM = 3.1e4
 
 _SMALLEST_SCALE = 1 / 64
-"""A mask may be multiplied by numbers from here to 1: what is left of it, 468, still leaves FP32 no weight."""
+"""A mask may be multiplied by numbers from here to 1: what is left of it, 234, still leaves FP32 no weight."""
 
 _DEPTH = 24
 """Nodes between a constant and its softmax; real exports have up to ten."""
@@ -31,7 +32,7 @@ class MaskConstant:
     """Clamps the constants of attention masks (-3.4e38, -1e9, -65504) to what FP16 holds when masks are added up.
 
     Rewrite:
-        softmax(scores + (1 - m) C) = softmax(scores + (1 - m) C') for integers m and C' = -3e4, and likewise for C in
+        softmax(scores + (1 - m) C) = softmax(scores + (1 - m) C') for integers m and C' = -1.5e4, and likewise for C in
         Where(condition, C, x) and in constant masks: exp(C - largest score) is 0 with either.
     Requires:
         A precision whose graph becomes FP16 (fp16, int8, fp8). From the constant on, only views, casts, additions,
@@ -42,7 +43,7 @@ class MaskConstant:
         of its own is FP32. On TensorRT for RTX attention is one kernel either way, and reads half the bytes of mask:
         two layers with a mask [8, 1, 512, 512], 331.4 -> 318.8 MB.
     Numerics:
-        Equal where a row of scores has a key that is not masked, and its scores differ by less than 3e4 - 104 (times
+        Equal where a row of scores has a key that is not masked, and its scores differ by less than 1.5e4 - 104 (times
         the scale after the mask). A row masked throughout becomes the softmax of its scores, where FP32 gave all keys
         the same weight, and NaN when two masks added up to -inf.
     Refuses when:

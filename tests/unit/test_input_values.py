@@ -39,6 +39,19 @@ IDS = "int64[N, S] ids"
         ("float[A, B, 8] x, float[8, 4] w", "y = MatMul(x, w)", {}, {"w": InputValues("weight", 8)}),
         ("float[A, B, 8] x, float[8, 4] w", "z = MatMul(x, w) y = Mul(z, w)", {}, {}),
         (
+            "float[N] t",
+            "u = Unsqueeze(t, one) a = Mul(u, f) s = Sin(a) c = Cos(a) y = Concat <axis=1> (s, c)",
+            {"one": np.int64([1]), "f": np.float32([[1.0, 0.01]])},
+            {"t": InputValues("times", 1000)},
+        ),
+        (
+            "int64[N] t",
+            "u = Cast <to=1> (t) b = Unsqueeze(u, one) a = Mul(f, b) m = Mul(a, k) y = Sin(m)",
+            {"one": np.int64([1]), "f": np.float32([[-0.5, 0.01]]), "k": np.float32(4)},
+            {"t": InputValues("times", 500)},
+        ),
+        ("float[A, B, C] t", "a = Mul(t, k) s = Sin(a) y = Add(t, s)", {"k": np.float32(2)}, {}),
+        (
             "int32[N, S] ids",
             "a = Cast <to=7> (ids) f = Reshape(a, s) y = Gather(t, f)",
             {"t": table(300), "s": np.int64([0, -1])},
@@ -153,3 +166,9 @@ def test_masks_are_true() -> None:
 def test_the_table_decides_what_samples_are_called() -> None:
     small, large = (drawn(net(IDS, "y = Gather(t, ids)", t=table(rows))).sha256 for rows in (20, 300))
     assert small != large
+
+
+def test_times_are_spread_over_their_range() -> None:
+    model = net("float[64] t", "a = Mul(t, k) y = Sin(a)", k=np.float32(2))
+    (sample,) = open_samples(SYNTHETIC, [input_spec(model.graph.inputs[0])], count=1, values=input_values(model))
+    assert 0 <= sample["t"].min() < 100 and 400 < sample["t"].max() <= 500

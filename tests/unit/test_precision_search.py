@@ -117,6 +117,20 @@ def test_many_regions_are_won_back_in_few_evaluations() -> None:
     assert found.record.reverted == ("r0",) and found.record.evaluations <= 24
 
 
+def test_where_rankings_do_not_tell_the_way_down_is_halved() -> None:
+    """FP8 is ranked as the better type everywhere, and is far worse: steps from INT8 to FP8 lead nowhere."""
+
+    class Misled(Numbers):
+        def rank(self, mix: Mix) -> dict[str, float]:
+            return {name: 0.001 if dtype == "fp8" else 0.1 for name, dtype in mix.types.items()}
+
+    plain = two_types([(0.003, 20)] * 40, [(0.05, 19)] * 40)
+    oracle = Misled(plain.space, plain.errors)
+    found = search_auto(oracle.space, BUDGET, oracle)
+    assert found.reached and "take fewer back" in actions(found.record)
+    assert found.mix.types and set(found.mix.types.values()) == {"int8"}
+
+
 def test_a_step_that_does_not_help_is_undone_and_the_regions_ranked_anew() -> None:
     """Three regions look worst at first and matter nothing; taking the second pair of them raises the drop."""
 

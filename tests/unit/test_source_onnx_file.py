@@ -387,6 +387,16 @@ def test_dimensions_of_minus_one_are_open(tmp_path: Path) -> None:
     assert [isinstance(dim, int) for dim in found.shape] == [False, True, False]
 
 
+@pytest.mark.parametrize(("axes", "left"), [([1], "Identity"), ([-1, 1], "Identity"), ([2], "Squeeze")])
+def test_squeezing_a_long_axis_does_nothing_as_in_pytorch(tmp_path: Path, axes: list[int], left: str) -> None:
+    model = onnx.parser.parse_model(
+        HEADER + "g (float[2, 3, 1, 4] x) => (y) <float[2, 3, 1, 4] z> { z = Relu(x) y = Squeeze(z, axes) }"
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(axes), "axes"))
+    onnx.save(model, tmp_path / "m.onnx")
+    assert [node.op_type for node in load(tmp_path / "m.onnx").model.graph] == ["Relu", left]
+
+
 def test_a_stale_declared_batch_gives_way_to_the_symbol(tmp_path: Path) -> None:
     artifact = load(saved(tmp_path, HEADER + "g (float[N, 4] x) => (float[1, 4] y) { y = Relu(x) }"))
     assert str(artifact.model.graph.outputs[0].shape) == "[N,4]"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
@@ -18,6 +19,9 @@ _HANDED_ON = frozenset(
 _MASKS = ("Where", "And", "Or", "Not", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Sub", "Mul")
 _INDEXED = ("Gather", "GatherElements", "ScatterElements")
 """Operators that index an axis of their first input by their second."""
+_TURNED = 1000.0
+"""Largest angle, in radians, of the highest frequency: the steps of diffusion (Ho et al. 2020, arXiv:2006.11239)."""
+_DEPTH = 16
 _LENGTH = re.compile(r"^(?!.*(past|cache)).*(?<![a-z])(seq)?len(s|gths?)?$")
 """The name of a length, but of a cache's: what is filled of it is no length of another input."""
 
@@ -30,11 +34,12 @@ class InputValues:
         kind: ``ids`` are drawn from 0 to below ``size``; ``positions`` count along the last axis, below ``size``;
             ``mask`` is 1, or true, everywhere; ``lengths`` say that rows of the other inputs are full, ``sizes`` are
             those of a picture; ``given`` are the ``numbers``, of a shape tensor; ``weight`` is a matrix
-            that products read as others read their weights.
-        size: Entries of the smallest table or axis that the input indexes; rows of a weight; else None.
+            that products read as others read their weights; ``times`` are spread from 0 to ``size``.
+        size: Entries of the smallest table or axis that the input indexes; rows of a weight; the largest time; else
+            None.
     """
 
-    kind: Literal["ids", "positions", "mask", "lengths", "sizes", "given", "weight"]
+    kind: Literal["ids", "positions", "mask", "lengths", "sizes", "given", "weight", "times"]
     size: int | None = None
     numbers: tuple[int, ...] = ()
 
@@ -46,7 +51,7 @@ def input_values(model: ir.Model) -> dict[str, InputValues]:
     that is only compared, multiplied, subtracted or used as a condition is a mask. The graph cannot tell positions from
     ids: an input named after positions counts, one named after lengths holds them. What Resize goes to are sizes. The
     others are in nobody's table here. Of floating inputs, matrices that only stand on the right of products are
-    weights: adapters.
+    weights: adapters. What is only turned into angles is a time, of diffusion for one.
     """
     found: dict[str, InputValues] = {}
     for value in model.graph.inputs:
@@ -57,6 +62,8 @@ def input_values(model: ir.Model) -> dict[str, InputValues]:
             shape = edit.static_shape(value)
             if shape and len(shape) == 2 and uses and all(edit.is_op(n, "MatMul") and i == 1 for n, i, _ in uses):
                 found[name] = InputValues("weight", max(shape[0], 1))
+            elif frequency := _frequency(value):
+                found[name] = InputValues("times", max(round(_TURNED / frequency), 1))
             continue
         sizes = [size - offset for node, index, offset in uses for size in _sizes_indexed(node, index)]
         size = max(min(sizes), 1) if sizes else None
@@ -67,9 +74,30 @@ def input_values(model: ir.Model) -> dict[str, InputValues]:
             found[name] = InputValues("sizes")
         elif _LENGTH.search(name.lower()) and len(value.shape) <= 1:
             found[name] = InputValues("lengths")
+        elif frequency := _frequency(value):
+            found[name] = InputValues("times", max(round(_TURNED / frequency), 1))
         elif "mask" in name.lower() or any(_masks(node, index) for node, index, _ in uses):
             found[name] = InputValues("mask")
     return found
+
+
+def _frequency(value: ir.Value, depth: int = _DEPTH) -> float:
+    """The largest factor between a value and the Sin and Cos it ends in; 0 where one use leads elsewhere."""
+    found = [_frequency_behind(use.node, use.idx, depth) for use in value.uses()]
+    return 0.0 if value.is_graph_output() else max(found, default=0.0) * all(found)
+
+
+def _frequency_behind(node: ir.Node, index: int, depth: int) -> float:
+    if edit.is_op(node, "Sin", "Cos"):
+        return 1.0
+    factor = 1.0
+    if edit.is_op(node, "Mul", "Div") and index <= edit.is_op(node, "Mul"):
+        constant = edit.constant_of(node.inputs[1 - index])
+        factor = 0.0 if constant is None else float(np.abs(constant).max(initial=0.0))
+        factor = factor if edit.is_op(node, "Mul") or not factor else 1 / factor
+    elif not (edit.is_op(node, "Concat") or (index == 0 and edit.is_op(node, *_HANDED_ON))):
+        return 0.0
+    return factor and depth and factor * min(_frequency(output, depth - 1) for output in node.outputs)
 
 
 def _uses_of(value: ir.Value) -> Iterator[tuple[ir.Node, int, int]]:

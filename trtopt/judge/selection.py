@@ -343,10 +343,10 @@ class Guard:
         others = {node: op for node, op in state.items() if node not in region.nodes}
         subgraph = self._subgraph(region)
         if not isinstance(subgraph, str):
-            stays = again and len(others) < len(state)
-            forms = [state] if stays else [{**others, **self._forms(region, t)[-1]} for t in self._types(region)]
-            wanted = [others, *forms]
-            self._prices.start([self._question(subgraph, choice) for choice in wanted])
+            now = {node: op for node, op in state.items() if node in region.nodes}
+            forms = [now] if again and now else [self._forms(region, dtype)[-1] for dtype in self._types(region)]
+            forms += [quantized for form in forms if (quantized := self._residual_form(region, form))]
+            self._prices.start([self._question(subgraph, {**others, **form}) for form in ({}, *forms)])
         return others
 
     def _of_type(
@@ -369,21 +369,24 @@ class Guard:
     ) -> RegionVerdict:
         """The better of a verdict on a form, and that on the same form where additions that read the region's tensor
         as a residual read it quantized too, if INT8 or FP8 holds the tensor well."""
-        skips = () if any(op.skips for op in form.values()) else self._residuals(best.region, form)
-        if not skips:
+        quantized = self._residual_form(best.region, form)
+        if not quantized:
             return best
-        quantized = {node: replace(op, skips=skips) for node, op in form.items()}
         other = self._tried(best.region, quantized, subgraph, others, whole)
         is_better = not best.kept or other.saved_us >= best.saved_us + _RESIDUAL_GAIN * _least(best)
         return other if other.kept and is_better else best
 
-    def _residuals(self, region: Region, form: Choice) -> tuple[str, ...]:
-        """The additions that read the region's tensor as a residual, where that keeps enough of it."""
+    def _residual_form(self, region: Region, form: Choice) -> Choice:
+        """A form where additions that read the region's tensor as a residual read it quantized; none where there are
+        none, where they do already, or where it keeps too little of the tensor."""
+        additions = self._additions.get(region.name, ())
         stats = self.problem.stats.get(region.name)
+        if not additions or not form or any(op.skips for op in form.values()) or stats is None:
+            return {}
         amax = next(iter(form.values())).activation_amax
-        if stats is None or not stats.has_histogram or int8_sqnr_db(stats, amax) < _RESIDUAL_SQNR_DB:
-            return ()
-        return self._additions.get(region.name, ())
+        if not stats.has_histogram or int8_sqnr_db(stats, amax) < _RESIDUAL_SQNR_DB:
+            return {}
+        return {node: replace(op, skips=additions) for node, op in form.items()}
 
     def _forms(self, region: Region, dtype: Precision) -> tuple[Choice, Choice]:
         """The most accurate form of a type, and the coarsest."""

@@ -256,7 +256,9 @@ def _choose(problem: Problem, observer: Observer, job: Lowering) -> _Chosen:
             if gauge.is_floor and gauge.keeps_floor(apply_plan(chosen.base, chosen.plan)):
                 return chosen
             oracle = RegionOracle(improved, guard, guarded, gauge, observer)
-            final = settled(search(oracle, gauge, flop, observer, job.target), oracle, problem, gauge, observer)
+            bfloat = job.target.takes_bfloat and not job.saved
+            best = search(oracle, gauge, flop, observer, job.target, takes_bfloat=bfloat)
+            final = settled(best, oracle, problem, gauge, observer)
         records = searched_records(records, final.record)
         kept = {op.node: op for op in final.plan.quantized}
         plan = replace(final.plan, refused=candidates.refused + _taken_back(candidates, kept, records))

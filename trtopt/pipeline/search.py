@@ -160,9 +160,17 @@ def _dtype_of(verdict: RegionVerdict) -> Precision:
 
 
 def search(
-    oracle: RegionOracle, gauge: Gauge, flop: Mapping[str, int], observer: Observer, target: BuildTarget
+    oracle: RegionOracle,
+    gauge: Gauge,
+    flop: Mapping[str, int],
+    observer: Observer,
+    target: BuildTarget,
+    *,
+    takes_bfloat: bool,
 ) -> SearchResult:
     """The fastest mix within the budget; resumed from where a killed run was, but with a Python caller's metric.
+
+    ``takes_bfloat``: ``--auto`` may choose BF16 as its 16-bit type.
 
     Raises:
         UsageError: The metric fails.
@@ -183,7 +191,7 @@ def search(
         )
         checkpoint = Checkpoint(oracle, key, config.cache_dir, listen)
     asked = checkpoint or oracle
-    narrows: Sequence[Precision] = (Precision.FP16, Precision.BF16) if target.takes_bfloat else (Precision.FP16,)
+    narrows: Sequence[Precision] = (Precision.FP16, Precision.BF16) if takes_bfloat else (Precision.FP16,)
     if observer.precision == Precision.AUTO:
         found = search_auto(space, gauge.budget(), asked, narrows=narrows, on_event=listen)
     else:

@@ -161,7 +161,7 @@ def _random_feeds(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> dic
         else:
             made, known = rng.standard_normal(shape, dtype=np.float32), values.get(str(value.name))
             # A weight of unit variance would drown in its sums what a rewrite gets wrong.
-            made = made if known is None else made / np.float32(math.sqrt(known.size or 1))
+            made = made / np.float32(math.sqrt(known.size or 1)) if known and known.kind == "weight" else made
             feeds[str(value.name)] = made.astype(dtype)
     return feeds
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 
 import onnx
@@ -66,6 +67,7 @@ def mend_spelling(proto: onnx.ModelProto) -> None:
     _give_domains(proto)
     _take_quantizers(proto)
     _open_negative_dimensions(proto)
+    _leave_long_axes(proto)
 
 
 def _give_domains(proto: onnx.ModelProto) -> None:
@@ -101,6 +103,29 @@ def _open_negative_dimensions(proto: onnx.ModelProto) -> None:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_value < 0:
                 dim.ClearField("dim_value")
+
+
+def _leave_long_axes(proto: onnx.ModelProto) -> None:
+    """``squeeze(dim)`` of PyTorch leaves an axis that is longer than 1, for which ONNX has no Squeeze; torch 2.13
+    exports it as one all the same (PixArt of diffusers). It is known by the shape that the exporter declares."""
+    graph = proto.graph
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in (*graph.input, *graph.value_info)}
+    named = {tensor.name: _int64_of(tensor) for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.output and node.attribute:
+            named[node.output[0]] = _int64_of(node.attribute[0].t)
+        if node.op_type != "Squeeze" or node.domain or len(node.input) != 2:
+            continue
+        dims, axes = shapes.get(node.input[0], ()), named.get(node.input[1], [])
+        if axes and all(-len(dims) <= axis < len(dims) and dims[axis].dim_value > 1 for axis in axes):
+            node.op_type = "Identity"
+            del node.input[1:]
+
+
+def _int64_of(tensor: onnx.TensorProto) -> list[int]:
+    """A list of axes; empty for what is none."""
+    is_short = tensor.data_type == onnx.TensorProto.INT64 and len(tensor.raw_data) in range(8, 65, 8)
+    return list(struct.unpack(f"<{len(tensor.raw_data) // 8}q", tensor.raw_data)) if is_short else []
 
 
 def write_out(model: ir.Model) -> list[str]:

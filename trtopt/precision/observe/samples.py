@@ -196,6 +196,8 @@ def _random(
         return rng.integers(0, size, size=shape).astype(spec.dtype)
     if spec.dtype.kind in "iub":
         return rng.integers(0, 2, size=shape).astype(spec.dtype)
+    if values is not None and values.kind == "times":
+        return (rng.random(shape, dtype=np.float32) * np.float32(values.size or 1)).astype(spec.dtype)
     made = rng.standard_normal(shape, dtype=np.float32)
     return (made if values is None else made / np.float32(math.sqrt(values.size or 1))).astype(spec.dtype)
 

@@ -264,6 +264,8 @@ MOST_SECONDS = 120.0
 """What a search may take before it only brings the budget within reach, and wins nothing back."""
 _MISSES = 6
 """Regions in a row that could not be won back, after which those that save less are not tried."""
+_MISLED = 4
+"""Steps that were undone, after which rankings are not asked for the next one."""
 
 _Errors = dict[tuple[str, Form], float]
 
@@ -363,14 +365,18 @@ class _Search:
         """From a point outside of the budget to one within, by moves to 16-bit.
 
         A step that does not help is undone, and the regions ranked anew where they stand; directly after a ranking it
-        is tolerated. Steps double, so that the budget is reached in a logarithmic number of them.
+        is tolerated. Steps double, so that the budget is reached in a logarithmic number of them. Where rankings do not
+        tell (errors of FP8 and INT8 that cancel), the way that the last one gives is halved: its end is 16-bit.
         """
         tried, space = self.trials.tried, self.trials.space
         state = ranked = start
         self.errors = self._ranked(start)
         way = space.ways_down(state, self.errors)
-        size = 1
+        size, undone = 1, 0
         while way and self._left():
+            if undone == _MISLED:
+                self._take_fewer(state, way)
+                return
             taken = way[:size]
             trial = state.moved(taken)
             if self._try(trial, "take back", _regions(taken)):
@@ -381,7 +387,7 @@ class _Search:
                 state, way, size = trial, way[size:], 2 * size
             else:
                 ranked, self.errors = state, self._ranked_again(state)
-                way, size = space.ways_down(state, self.errors), 1
+                way, size, undone = space.ways_down(state, self.errors), 1, undone + 1
 
     def _take_fewer(self, state: Mix, taken: Sequence[Move]) -> None:
         """Find the fewest of these moves that will do, by halving."""
