@@ -145,7 +145,8 @@ def built(name: str, mode: str, fixed: bool, options: argparse.Namespace) -> dic
 def figures(report: Mapping[str, Any]) -> dict[str, Any]:
     """What the table shows of a report."""
     keys = ("shipped", "plain", "accuracy_cost", "dynamic_cost", "judged_apart", "gate_failures", "warnings")
-    outputs = report["accuracy"]["outputs"].values()
+    accuracy = report["accuracy"]
+    outputs = [item for name, item in accuracy["outputs"].items() if name not in accuracy["host_outputs"]]
     agreements = [item["top1_agreement"] for item in outputs if item["top1_agreement"] is not None]
     return {
         **{key: report[key] for key in keys},
