@@ -67,11 +67,11 @@ def file_name(name: str) -> str:
     return str(_recipes().file_name(name))
 
 
-def write(name: str, folder: Path, seed: int = 0) -> Path:
-    """Write one network as ONNX into ``folder``."""
+def write(name: str, folder: Path, seed: int = 0, *, free: bool = False) -> Path:
+    """Write one network as ONNX into ``folder``; with ``free``, its batch may be of any size."""
     recipes = _recipes()
     if name != "UNet":
-        return Path(recipes.write(name, folder, seed))
+        return Path(recipes.write(name, folder, seed, free=free))
     torch.manual_seed(seed)
     network = UNet().eval()
     network.apply(recipes._keep_scale)
@@ -79,6 +79,8 @@ def write(name: str, folder: Path, seed: int = 0) -> Path:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         names: dict[str, Any] = {"input_names": ["input0"], "output_names": ["output"]}
+        if free:
+            names["dynamic_axes"] = {"input0": {0: "batch"}, "output": {0: "batch"}}
         image = torch.zeros(recipes.IMAGE)
         torch.onnx.export(network, (image,), str(path), opset_version=17, dynamo=False, **names)
     return path

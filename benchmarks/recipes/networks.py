@@ -179,8 +179,8 @@ def file_name(name: str) -> str:
     return "".join(char if char.isalnum() else "_" for char in name.lower()) + ".onnx"
 
 
-def write(name: str, folder: Path, seed: int = 0) -> Path:
-    """Write one network as ONNX into ``folder``."""
+def write(name: str, folder: Path, seed: int = 0, *, free: bool = False) -> Path:
+    """Write one network as ONNX into ``folder``; with ``free``, the batch of its inputs may be of any size."""
     make, inputs = NETWORKS[name]
     torch.manual_seed(seed)
     network = make().eval()
@@ -189,6 +189,9 @@ def write(name: str, folder: Path, seed: int = 0) -> Path:
     outputs = ["boxes", "scores"] if name.startswith("Detector") else ["output"]
     names = {"input_names": [f"input{i}" for i in range(len(inputs))], "output_names": outputs}
     options: dict[str, Any] = {"opset_version": 17, "dynamo": False, **names}
+    if free:
+        axes = {f"input{i}": {value.shape.index(BATCH): "batch"} for i, value in enumerate(inputs)}
+        options["dynamic_axes"] = axes | {output: {0: "batch"} for output in outputs}
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(network, inputs, str(path), **options)

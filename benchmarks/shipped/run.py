@@ -1,6 +1,6 @@
 """What ships against plain, on trained models with samples of their own: fixed shapes and ranges, FP16 and INT8.
 
-    python benchmarks/shipped/run.py --work WORK [--models FOLDER] [--only NAME,...] [--timeout S] [--table]
+    python benchmarks/shipped/run.py --work WORK [--models FOLDER] [--only "NAME;..."] [--timeout S] [--table]
 
 Each build is a command of its own, within ``--timeout``, its cache empty; what ``WORK/results.jsonl`` holds is not
 run again. ``--table`` writes results.json and the table of the README.
@@ -20,10 +20,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 HERE = Path(__file__).parent
 MACHINE = "2-core x86-64, no GPU"
 GPU = "L4"
 SAMPLES = 64
+LENGTH = 32
+"""Tokens of a text where MiniLM's length is fixed."""
 NETWORKS: dict[str, tuple[str, str, str, str]] = {
     "mnist_cntk": ("model.onnx", "", "", ""),
     "dscnn_kws": ("model.onnx", "mfcc:1x1x49x10", "mfcc:8x1x49x10", "mfcc:32x1x49x10"),
@@ -31,19 +35,43 @@ NETWORKS: dict[str, tuple[str, str, str, str]] = {
     "crepe_tiny": ("model.onnx", "frames:1x1024", "frames:8x1024", "frames:32x1024"),
     "squeezenet11_fp16": ("model.onnx", "", "", ""),
     "fastestdet_coco": ("model.onnx", "", "", ""),
-    "minilm_l6_sts": ("model.onnx", "1x16", "8x32", "8x64"),
+    "minilm_l6_sts": ("model.onnx", "1x4", "8x32", "32x64"),
     "silero_vad": ("model.onnx", "", "input:1x512,state:2x1x128", ""),
 }
 """File, smallest, optimal and largest shapes; the first and last only where there is a range, none where the file has
 one shape. Of MiniLM, of each of its inputs."""
-WITHOUT_SAMPLES = ("silero_vad",)
-"""Its next state follows from its last: built with random data."""
+CHANNELS_LAST = ("--io", "input0:fp16:hwc", "--io", "output:fp16:hwc")
+WRITTEN: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "C2f": ("recipes", "input0:{}x64x28x28", CHANNELS_LAST),
+    "Conv and PReLU": ("recipes", "input0:{}x64x28x28", CHANNELS_LAST),
+    "Conv and Mish": ("recipes", "input0:{}x64x28x28", CHANNELS_LAST),
+    "Conv and Softplus": ("recipes", "input0:{}x64x28x28", CHANNELS_LAST),
+    "Stem, --io hwc": ("recipes", "input0:{}x3x224x224", CHANNELS_LAST),
+    "Detector with NMS": ("recipes", "input0:{}x3x160x160", ()),
+    "LSTM 2x512": ("recipes", "input0:64x{}x512", ()),
+    "BERT, 4 layers": ("recipes", "input0:{0}x128,input1:{0}x128", ()),
+    "MobileNetV2": ("recipes", "input0:{}x3x224x224", ()),
+    "ResNet-50": ("recipes", "input0:{}x3x224x224", ()),
+    "ResNet-50, odd widths": ("recipes", "input0:{}x3x224x224", ()),
+    "ViT-B/16": ("recipes", "input0:{}x3x224x224", ()),
+    "ConvNeXt-T": ("recipes", "input0:{}x3x224x224", ()),
+    "UNet": ("precision", "input0:{}x3x224x224", ()),
+}
+"""The networks of ``benchmarks/recipes`` and ``benchmarks/precision``, whose batch may be of any size: the benchmark,
+the shapes by their batch, the options it builds with. Weights are random: they are built with random data."""
+BATCHES = (1, 8, 32)
+ALL = (*NETWORKS, *WRITTEN)
+WITHOUT_SAMPLES = ("silero_vad", *WRITTEN)
+"""Silero's next state follows from its last: built with random data."""
 MODES = ("fp16", "int8")
 
 
 def shapes_of(name: str, fixed: bool) -> list[str]:
     """The options that say the shapes."""
-    _, *texts = NETWORKS[name]
+    if name in WRITTEN:
+        texts = [WRITTEN[name][1].format(size) for size in BATCHES]
+    else:
+        _, *texts = NETWORKS[name]
     if not texts[1]:
         return []
     if name == "minilm_l6_sts":
@@ -54,29 +82,54 @@ def shapes_of(name: str, fixed: bool) -> list[str]:
     return ["--min-shapes", texts[0], "--opt-shapes", texts[1], "--max-shapes", texts[2]]
 
 
-def samples_of(name: str, models: Path, work: Path) -> Path | str:
-    """The model's own calibration samples, written once."""
+def samples_of(name: str, fixed: bool, options: argparse.Namespace) -> Path | str:
+    """The model's own calibration samples, written once; those of MiniLM at a fixed length filled up to it."""
     if name in WITHOUT_SAMPLES:
         return "synthetic"
-    folder = work / "samples" / name
+    folder: Path = options.work / "samples" / name
     if not folder.is_dir():
-        sys.path.insert(0, str(models))
+        sys.path.insert(0, str(options.models))
         import evaluate
 
         evaluate.write_calib(name, str(folder), SAMPLES)
-    return folder
+    if name != "minilm_l6_sts" or not fixed:
+        return folder
+    filled = options.work / "samples" / f"{name}-fixed"
+    filled.mkdir(exist_ok=True)
+    for file in folder.iterdir():
+        arrays = {key: array[:, :LENGTH] for key, array in np.load(file).items()}
+        fill = {key: ((0, 0), (0, LENGTH - array.shape[1])) for key, array in arrays.items()}
+        np.savez(filled / file.name, **{key: np.pad(array, fill[key]) for key, array in arrays.items()})
+    return filled
+
+
+def path_of(name: str, options: argparse.Namespace) -> Path:
+    """The model's file; a network of another benchmark is written once."""
+    if name not in WRITTEN:
+        return Path(options.models) / name / NETWORKS[name][0]
+    benchmark = WRITTEN[name][0]
+    folder: Path = options.work / "networks" / benchmark
+    sys.path.insert(0, str(HERE.parent / "precision"))
+    import networks
+
+    path = folder / networks.file_name(name)
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        networks.write(name, folder, free=True)
+    return path
 
 
 def built(name: str, mode: str, fixed: bool, options: argparse.Namespace) -> dict[str, Any]:
     """One build as a user runs it, and what its report says."""
-    path = options.models / name / NETWORKS[name][0]
+    path = path_of(name, options)
     if not path.is_file():
         return {"reason": f"{path.name} is not there: it has to be assembled first"}
     report, cache = options.work / "report.json", options.work / "cache"
     report.unlink(missing_ok=True)
     shutil.rmtree(cache, ignore_errors=True)
     call = [sys.executable, "-m", "trtopt", "build", str(path), f"--{mode}", *shapes_of(name, fixed)]
-    call += ["--calib", str(samples_of(name, options.models, options.work)), "--backend", "tensorrt-rtx"]
+    call += ["--calib", str(samples_of(name, fixed, options)), "--backend", "tensorrt-rtx"]
+    call += WRITTEN[name][2] if name in WRITTEN else ()
     call += ["--gpu", GPU, "--cache-dir", str(cache), "--report", str(report), "-o", str(options.work / "net.engine")]
     began, load = time.perf_counter(), os.getloadavg()[0]
     try:
@@ -92,7 +145,8 @@ def built(name: str, mode: str, fixed: bool, options: argparse.Namespace) -> dic
 def figures(report: Mapping[str, Any]) -> dict[str, Any]:
     """What the table shows of a report."""
     keys = ("shipped", "plain", "accuracy_cost", "dynamic_cost", "judged_apart", "gate_failures", "warnings")
-    outputs = report["accuracy"]["outputs"].values()
+    accuracy = report["accuracy"]
+    outputs = [item for name, item in accuracy["outputs"].items() if name not in accuracy["host_outputs"]]
     agreements = [item["top1_agreement"] for item in outputs if item["top1_agreement"] is not None]
     return {
         **{key: report[key] for key in keys},
@@ -144,7 +198,7 @@ def _cost(cost: Mapping[str, Any]) -> str:
 
 def write(rows: list[dict[str, Any]], date: str) -> None:
     """results.json, and the table in the README."""
-    order = [(name, mode, fixed) for name in NETWORKS for mode in MODES for fixed in (True, False)]
+    order = [(name, mode, fixed) for name in ALL for mode in MODES for fixed in (True, False)]
     rows = sorted(rows, key=lambda row: order.index(key_of(row)))
     versions = {name: metadata.version(name) for name in ("onnx", "onnxruntime", "tensorrt-rtx")}
     facts = {"machine": MACHINE, "gpu": GPU, "date": date, "versions": versions, "rows": rows}
@@ -163,7 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="for results.jsonl, samples and what is made")
     parser.add_argument("--models", type=Path, default=HERE.parents[2] / "shared" / "models")
-    parser.add_argument("--only", default=",".join(NETWORKS), help="names, separated by commas")
+    parser.add_argument("--only", default=";".join(ALL), help="names, separated by semicolons")
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds of a build")
     parser.add_argument("--table", action="store_true", help="write results.json and the table, and run nothing")
@@ -176,9 +230,9 @@ def main() -> None:
     if options.table:
         write(list(known.values()), options.date)
         return
-    for name in options.only.split(","):
+    for name in options.only.split(";"):
         for mode in options.modes.split(","):
-            for fixed in (True, False) if NETWORKS[name][1] else (True,):
+            for fixed in (True, False) if name in WRITTEN or NETWORKS[name][1] else (True,):
                 row: dict[str, Any] = {"network": name, "mode": mode, "fixed": fixed}
                 if key_of(row) in known:
                     continue

@@ -224,6 +224,20 @@ def test_a_stop_that_reaches_both_processes_ends_the_command_once(
     assert list((tmp_path / "tmp").glob("trtopt-*")) == [] and not (tmp_path / "m.engine").exists()
 
 
+@pytest.mark.parametrize("code", [130, 3])
+def test_a_child_that_gives_up_while_it_cleans_leaves_no_folder(tmp_path: Path, code: int) -> None:
+    """A second interrupt ends the removal of a temporary folder, and the child ends with the code of the first."""
+    script = (
+        "import sys, tempfile\nfrom trtopt.cli import watch\nfrom trtopt.support.temporary import TEMPORARY\n"
+        f"sys.exit(watch.watched(lambda _: tempfile.mkdtemp(prefix=TEMPORARY) and {code}, []))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=_environment(tmp_path), capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
 def test_the_interrupt_key_of_a_terminal_ends_the_command(tmp_path: Path) -> None:
     leader, follower = os.openpty()
     process = _start(tmp_path, *_metric(tmp_path, SLEEPS), terminal=follower)

@@ -73,3 +73,24 @@ def test_scores_that_are_read_stay_an_attention(tmp_path: Path) -> None:
         => (float[B, 4, S, 16] y, float[B, 4, S, S] s) { y, , , s = Attention(q, k, v) }"""
     kinds = check(tmp_path, text, opset=23, q=floats(1, 4, 3, 16), k=floats(1, 4, 3, 16), v=floats(1, 4, 3, 16))
     assert kinds == ["Attention"]
+
+
+def test_heads_that_a_computed_shape_leaves_open_are_counted(tmp_path: Path) -> None:
+    """As torch writes them where batch and tokens may be of any size: [batch, tokens, -1, 16]."""
+    text = """g (float[B, S, 64] x, float[B, S, 32] k, float[B, S, 8] c, float[B, S, 8] s) => (float[B, S, 64] y) {
+        n = Shape<start = 0, end = 2>(x)
+        rest = Constant<value_ints = [-1, 16]>()
+        shape = Concat<axis = 0>(n, rest)
+        xs = Reshape(x, shape)
+        ks = Reshape(k, shape)
+        heads = Transpose<perm = [0, 2, 1, 3]>(xs)
+        turned = RotaryEmbedding(heads, c, s)
+        q = Identity(turned)
+        kv = Transpose<perm = [0, 2, 1, 3]>(ks)
+        a = Attention(q, kv, kv)
+        t = Transpose<perm = [0, 2, 1, 3]>(a)
+        wide = Constant<value_ints = [64]>()
+        back = Concat<axis = 0>(n, wide)
+        y = Reshape(t, back) }"""
+    feeds = {"x": floats(2, 3, 64), "k": floats(2, 3, 32), "c": floats(2, 3, 8), "s": floats(2, 8, 3).reshape(2, 3, 8)}
+    assert "Attention" not in check(tmp_path, text, **feeds)

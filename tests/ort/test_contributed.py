@@ -11,8 +11,10 @@ import onnx.parser
 import pytest
 from onnx import numpy_helper
 from test_attention_written import check, floats, kinds_when_equal
+from test_source_opset import run_file
 
 from trtopt.source.onnx_file import load
+from trtopt.source.save import save_model
 from trtopt.support.ort_session import OrtSession
 
 _ANGLES = np.arange(32)[:, None] / 10.0 ** np.arange(8)[None]
@@ -56,7 +58,46 @@ def test_rotary_embedding(tmp_path: Path, interleaved: int, shape: str, turned: 
     x = floats(*(sizes.get(item) or int(item) for item in shape.split(", ")))
     half = (turned or 16) // 2
     given = np.array([5]) if first else np.array([[1, 2, 3], [4, 5, 6]])
-    check(tmp_path, text, opset=21, x=x, p=given, c=COS[:, :half].copy(), s=SIN[:, :half].copy())
+    kinds = check(tmp_path, text, opset=21, x=x, p=given, c=COS[:, :half].copy(), s=SIN[:, :half].copy())
+    assert "RotaryEmbedding" not in kinds
+
+
+def _standard_rotary(shape: str, turned: int, interleaved: int, places: bool) -> str:
+    heads = ", num_heads = 4" if shape == "B, S, 64" else ""
+    inputs, operands = ("int64[B, S] p, float[M, K] c, float[M, K] s", "x, c, s, p")
+    if not places:
+        inputs, operands = "float[C, S, K] c, float[C, S, K] s", "x, c, s"
+    return f"""g (float[{shape}] x, {inputs}) => (float[{shape}] y) {{
+      y = RotaryEmbedding<interleaved = {interleaved}{heads}, rotary_embedding_dim = {turned}>({operands}) }}"""
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize(
+    ("shape", "turned"), [("B, S, 64", 0), ("B, 4, S, 16", 0), ("B, S, 64", 8), ("B, 4, S, 16", 8)]
+)
+@pytest.mark.parametrize("places", [True, False])
+def test_rotary_embedding_of_onnx(tmp_path: Path, interleaved: int, shape: str, turned: int, places: bool) -> None:
+    half = (turned or 16) // 2
+    x, given = floats(*((2, 3, 64) if shape == "B, S, 64" else (2, 4, 3, 16))), np.array([[1, 2, 3], [4, 5, 6]])
+    cos, sin = COS[:, :half].copy(), SIN[:, :half].copy()
+    feeds = {"c": cos, "s": sin, "p": given} if places else {"c": cos[given], "s": sin[given]}
+    kinds = check(tmp_path, _standard_rotary(shape, turned, interleaved, places), opset=23, x=x, **feeds)
+    assert "RotaryEmbedding" not in kinds
+
+
+@pytest.mark.parametrize("shape", ["B, S, 64", "B, 4, S, 16"])
+def test_angles_of_one_row_turn_every_row(tmp_path: Path, shape: str) -> None:
+    """As torch writes it: neither ONNX Runtime nor the compiler repeats them to the batch."""
+    text = _standard_rotary(shape, 0, 0, places=False)
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 23]> {text}')
+    onnx.save(model, tmp_path / "before.onnx")
+    save_model(load(tmp_path / "before.onnx").model, tmp_path / "after.onnx")
+    x = floats(*((2, 3, 64) if shape == "B, S, 64" else (2, 4, 3, 16)))
+    tables = {"c": COS[None, :3, :8].copy(), "s": SIN[None, :3, :8].copy()}
+    repeated = {name: np.repeat(table, 2, axis=0) for name, table in tables.items()}
+    (expected,) = run_file(tmp_path / "before.onnx", {"x": x, **repeated})
+    (found,) = run_file(tmp_path / "after.onnx", {"x": x, **tables})
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize(("tokens", "past"), [(1, 5), (3, 0), (4, 3)])

@@ -75,9 +75,10 @@ def watched(work: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> i
         return work(arguments)
     status, stopped = _wait(child, numbers)
     code = os.waitstatus_to_exitcode(status)
+    if code:  # a child that is interrupted again while it removes its folders ends with a code, and leaves them
+        _tidy_up()
     if code >= 0:
         return code
-    _tidy_up()
     if stopped or -code in STOPPED:
         exit_code, word = STOPPED[signal.Signals(stopped or -code)]
         with contextlib.suppress(OSError):  # the terminal may be what has gone

@@ -20,8 +20,8 @@ _LONGEST = 16
 _SAME = frozenset(
     "Abs BatchNormalization Cast Celu Ceil Clip Cos CumSum DequantizeLinear Dropout Elu Erf Exp Floor Gelu "
     "GroupNormalization HardSigmoid HardSwish Identity InstanceNormalization IsInf IsNaN LayerNormalization LeakyRelu "
-    "Log LogSoftmax LpNormalization Mish Neg Not PRelu QuantizeLinear RMSNormalization Reciprocal Relu Round Selu "
-    "Sigmoid Sign Sin Softmax Softplus Softsign Sqrt Swish Tanh ThresholdedRelu Trilu".split()
+    "Log LogSoftmax LpNormalization Mish Neg Not PRelu QuantizeLinear RMSNormalization Reciprocal Relu RotaryEmbedding "
+    "Round Selu Sigmoid Sign Sin Softmax Softplus Softsign Sqrt Swish Tanh ThresholdedRelu Trilu".split()
 )
 _REDUCTIONS = frozenset("ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare".split())
 
@@ -153,7 +153,7 @@ class Dimensions:
 
 
 def name_dimensions(model: ir.Model) -> None:
-    """Give dimensions inside the graph that have no name yet that of the dimension they are provably equal to."""
+    """Give dimensions inside the graph that have no name yet the name or number that they are provably equal to."""
     outputs = set(model.graph.outputs)
     open_ = [
         value
@@ -165,8 +165,10 @@ def name_dimensions(model: ir.Model) -> None:
     for value in open_:
         found = known.of(value) if known is not None else None
         for axis, (dim, told) in enumerate(zip(found or (), value.shape or (), strict=False)):
-            name = known.name(dim) if known is not None and _is_open(told) else None
-            if name is not None and value.shape is not None:
+            if known is None or value.shape is None or not _is_open(told):
+                continue
+            name = dim if isinstance(dim, int) else known.name(dim)
+            if name is not None:
                 value.shape[axis] = name
 
 

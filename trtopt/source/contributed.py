@@ -111,19 +111,33 @@ def _nibbles(packed: np.ndarray) -> np.ndarray:
 
 
 def rotary(w: Writer) -> None:
-    """``RotaryEmbedding``: input, position_ids, cos_cache, sin_cache."""
+    """``RotaryEmbedding`` of ONNX Runtime: input, position_ids, cos_cache, sin_cache."""
     x, places, cos, sin = (w.needed(index) for index in range(4))
     if w.int_of("is_packed_batching", 0) or w.float_of("scale", 1.0) != 1.0:
         raise WritingError("its batch is packed, or its positions are scaled")
-    flat, heads = rank_of(x, 4) == 3, w.int_of("num_heads", 0)
-    turned = w.int_of("rotary_embedding_dim", 0) or 2 * width_of(cos)
-    size = (width_of(x) // heads if heads else turned) if flat else width_of(x)
+    if rank_of(places, 2) == 1:  # the position of the first token
+        tokens = w.length(x, -2)
+        places = w.op("Add", w.op("Range", w.scalar(0), tokens, w.scalar(1)), places)
+    _turn(w, x, (cos, sin), places)
+
+
+def standard_rotary(w: Writer) -> None:
+    """``RotaryEmbedding`` of ONNX: X, cos_cache, sin_cache, position_ids; without the last, angles of each token.
+
+    Compilers write it in the same operators, but repeat no angles [1, tokens, half] to the batch, as torch has them.
+    """
+    _turn(w, w.needed(0), (w.needed(1), w.needed(2)), w.input(3))
+
+
+def _turn(w: Writer, x: ir.Value, tables: tuple[ir.Value, ir.Value], places: ir.Value | None) -> None:
+    flat, heads, turned = rank_of(x, 4) == 3, w.int_of("num_heads", 0), w.int_of("rotary_embedding_dim", 0)
     if flat:
+        size = width_of(x) // heads if heads else turned or 2 * width_of(tables[0])
         heads = heads or width_of(x) // size
         x = split(w, x, heads, size)
-    if rank_of(places, 2) == 1:  # the position of the first token
-        places = w.op("Add", w.op("Range", w.scalar(0), w.length(x, 2), w.scalar(1)), places)
-    found = rotated(w, x, (cos, sin), places, (turned, size), bool(w.int_of("interleaved", 0)))
+    else:
+        size = width_of(x)
+    found = rotated(w, x, tables, places, (turned or size, size), bool(w.int_of("interleaved", 0)))
     w.replace(joined(w, found, heads, size) if flat else found)
 
 
@@ -131,18 +145,19 @@ def rotated(
     w: Writer,
     x: ir.Value,
     tables: tuple[ir.Value, ir.Value],
-    places: ir.Value,
+    places: ir.Value | None,
     sizes: tuple[int, int],
     interleaved: bool,
 ) -> ir.Value:
     """Heads [batch, heads, tokens, size] turned by their positions [batch, tokens] or [tokens].
 
     Args:
-        tables: Cosines and sines [positions, half of what is turned].
+        tables: Cosines and sines [positions, half of what is turned]; without positions [batch or 1, tokens, half].
         sizes: How much of a head is turned, from its beginning on, and the size of a head.
     """
     turned, size = sizes
-    cos, sin = (w.op("Unsqueeze", w.op("Gather", table, places, axis=0), w.ints(-3)) for table in tables)
+    angles = tables if places is None else tuple(w.op("Gather", table, places, axis=0) for table in tables)
+    cos, sin = (w.op("Unsqueeze", table, w.ints(-3)) for table in angles)
     part, rest = (x, None) if turned == size else w.ops("Split", 2, x, w.ints(turned, size - turned), axis=-1)
     if interleaved:
         pairs = w.reshape(part, 0, 0, 0, turned // 2, 2)

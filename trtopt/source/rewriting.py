@@ -39,6 +39,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("", "CastLike"): _cast_like,
     ("", "Col2Im"): columns.col2im,
     ("", "DFT"): fourier.dft,
+    ("", "RotaryEmbedding"): contributed.standard_rotary,
     **{
         (_MICROSOFT, name): rule
         for name, rule in {
