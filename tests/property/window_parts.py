@@ -58,6 +58,8 @@ def _attention(b: NetBuilder, x: Value) -> Value:
         q, k, v = (
             b.transpose(_reshaped(b, linear(b, x, heads * size), m, s, heads, size), 0, 2, 1, 3) for _ in range(3)
         )
+    if b.opset == 18 and size % 2 == 0:  # positions; in one opset, so that no other draw changes
+        q, k = _rolled(b, q, 3, size // 2), _rolled(b, k, 3, size // 2)
     if b.chance(0.4):
         q, k = _divided(b, q), _divided(b, k)
     scores = b.op("MatMul", [q.name, b.transpose(k, 0, 1, 3, 2).name], (m, heads, s, s))
