@@ -105,10 +105,12 @@ class MaskConstant:
 
 @dataclass(frozen=True)
 class _Way:
-    """Where a value goes: whether a softmax is among it, and why the value cannot be clamped; empty when it can."""
+    """Where a value goes: whether a softmax is among it, why the value cannot be clamped, empty when it can, and the
+    least that scales on the way leave of it."""
 
     reaches: bool = False
     reason: str = ""
+    scale: float = 1.0
 
 
 def _sources(node: ir.Node, flow: _Flow, refusals: list[Refusal]) -> tuple[list[ir.Value], list[_Way]]:
@@ -157,7 +159,9 @@ class _Flow:
             ways = [self.from_input(node, index, depth) for node, index in value.uses()] if depth else []
             reason = f"{value.name} is a graph output" if value.is_graph_output() else ""
             reason = reason or next((way.reason for way in ways if way.reason), "")
-            self._ways[value] = _Way(any(way.reaches for way in ways), reason)
+            self._ways[value] = _Way(
+                any(way.reaches for way in ways), reason, min((way.scale for way in ways), default=1)
+            )
         return self._ways[value]
 
     def from_input(self, node: ir.Node, index: int, depth: int = _DEPTH) -> _Way:
@@ -175,6 +179,9 @@ class _Flow:
         further = _Way(any(way.reaches for way in ways), reason)
         if not further.reaches or further.reason:
             return further
+        scale = _least_scale(node, index) * min(way.scale for way in ways)
+        if scale < _SMALLEST_SCALE:
+            return _Way(True, f"it is scaled by {scale:.3g} from {node.name} on")
         if edit.is_op(node, "Mul") and not _is_factor(node.inputs[1 - index]):
             other = node.inputs[1 - index]
             return _Way(True, f"{other.name if other else ''} may hold other numbers than integers")
@@ -182,7 +189,7 @@ class _Flow:
             total = self._bound(node.outputs[0], _DEPTH)
             if total > _LARGEST_SUM:
                 return _Way(True, f"masks of {total:.3g} together are added up in {node.outputs[0].name}")
-        return further
+        return _Way(True, scale=scale)
 
     def _bound(self, value: ir.Value | None, depth: int) -> float:
         """The largest magnitude that masks give ``value`` once they are clamped."""
@@ -242,6 +249,14 @@ def _scale(value: ir.Value | None) -> float | None:
     array = tensor.numpy().astype(np.float64)
     fits = array.size and ((array >= _SMALLEST_SCALE) & (array <= 1)).all()
     return float(array.max()) if fits else None
+
+
+def _least_scale(node: ir.Node, index: int) -> float:
+    """What a product or quotient with a scale leaves of input ``index`` at least; 1 where it is none."""
+    array = edit.constant_of(node.inputs[1 - index]) if edit.is_op(node, "Mul", "Div") else None
+    if array is None or (edit.is_op(node, "Mul") and _scale(node.inputs[1 - index]) is None):
+        return 1.0
+    return float(array.min()) if edit.is_op(node, "Mul") else 1 / float(array.max())
 
 
 def _is_integral(value: ir.Value | None, depth: int) -> bool:

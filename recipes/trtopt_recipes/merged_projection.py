@@ -64,7 +64,7 @@ class MergedProjection:
         Exact: the same sums.
     Refuses when:
         Never: what is used elsewhere, or split otherwise, does not match; parts that are rotated are
-        :class:`RotatedProjection`'s.
+        rotated-projection's.
     """
 
     name: str = "merged-projection"

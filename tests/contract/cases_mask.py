@@ -122,6 +122,11 @@ CASES: tuple[Case, ...] = (
         "scores-used-elsewhere",
         BERT.replace("y = MatMul(p, t)", "o = MatMul(p, t) e = Relu(s2) f = MatMul(e, t) y = Add(o, f)"),
     ),
+    refused(
+        "scaled-twice",
+        BERT.replace("p =", "s3 = Mul(s2, small) s4 = Div(s3, ten) p =").replace("(s2) y", "(s4) y"),
+        values={"small": np.float32(0.02), "ten": np.float32(10)},
+    ),
     refused("other-axis", BERT.replace("axis = -1", "axis = 1")),
     refused("multiplied", BERT.replace("p =", "s3 = Mul(s2, s0) p =").replace("(s2) y", "(s3) y")),
     refused(

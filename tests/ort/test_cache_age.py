@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import trtopt
 from trtopt.cache import code
 from trtopt.judge.judges import ModelJudge
+from trtopt.pipeline import lower, session
 from trtopt.report.schema.build import BuildReport
 
 WIDTH = 32
@@ -143,6 +144,20 @@ def test_a_search_ends_with_the_modules_of_its_metric(runs: Runs, monkeypatch: p
     assert resumed() > 0
     beside.write_text(CLOSENESS + "# changed\n")
     assert resumed() == 0
+
+
+def test_what_may_be_bfloat_is_asked_anew_for_a_saved_model(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its products that FP16 does not hold are FP32: they take longer, and lose less."""
+
+    def resumed() -> int:
+        found = runs.optimize().search
+        assert found is not None
+        return found.resumed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "Lowering", lambda *given, **how: lower.Lowering(*given, **{**how, "saved": False}))
+        assert resumed() == 0
+    assert resumed() == 0 and resumed() > 0
 
 
 def test_another_weight_or_option_asks_anew(runs: Runs) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,12 @@ IDS = "int64[N, S] ids"
             {"t": InputValues("times", 500)},
         ),
         ("float[A, B, C] t", "a = Mul(t, k) s = Sin(a) y = Add(t, s)", {"k": np.float32(2)}, {}),
+        ("float[N] t", "a = Div(t, k) y = Cos(a)", {"k": np.float32([1, 1e4])}, {"t": InputValues("times", 1000)}),
+        ("float[N] t", "a = Mul(t, k) y = Cos(a)", {"k": np.float32(1e-5)}, {"t": InputValues("times", 65504)}),
+        *(
+            ("float[N] t", f"a = {op}(t, k) y = Cos(a)", {"k": np.float32(number)}, {})
+            for op, number in (("Mul", 0), ("Mul", np.nan), ("Mul", np.inf), ("Div", 0))
+        ),
         (
             "int32[N, S] ids",
             "a = Cast <to=7> (ids) f = Reshape(a, s) y = Gather(t, f)",
@@ -166,6 +173,18 @@ def test_masks_are_true() -> None:
 def test_the_table_decides_what_samples_are_called() -> None:
     small, large = (drawn(net(IDS, "y = Gather(t, ids)", t=table(rows))).sha256 for rows in (20, 300))
     assert small != large
+
+
+def test_ways_that_part_and_meet_are_followed_once() -> None:
+    parts = [f"{' '.join(f'x{n}{k} = Mul(x{n}, k)' for k in 'abcdefgh')}" for n in range(7)]
+    body = " ".join(
+        f"{part} x{n + 1} = Concat <axis=0> (x{n}a, x{n}h, {', '.join(f'x{n}{k}' for k in 'bcdefg')})"
+        for n, part in enumerate(parts)
+    )
+    model = net("float[N] x0", f"{body} y = Sin(x7)", k=np.float32(1))
+    began = time.process_time()
+    assert input_values(model) == {"x0": InputValues("times", 1000)}
+    assert time.process_time() - began < 1
 
 
 def test_times_are_spread_over_their_range() -> None:

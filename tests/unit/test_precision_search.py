@@ -131,6 +131,21 @@ def test_where_rankings_do_not_tell_the_way_down_is_halved() -> None:
     assert found.mix.types and set(found.mix.types.values()) == {"int8"}
 
 
+@pytest.mark.parametrize("seconds", [120.0, 0.0])
+def test_a_slow_search_that_is_misled_does_not_end_in_sixteen_bit(seconds: float) -> None:
+    """As long as more than half of the regions are 8-bit, no step helps."""
+
+    class Flat(Numbers):
+        def evaluate(self, mix: Mix) -> Evaluation:
+            found = super().evaluate(mix)
+            return Evaluation(1.0, 1.0) if len(mix.types) > 16 else found
+
+    plain = one_type([0.0001] * 32, [10.0] * 32)
+    oracle = Flat(plain.space, plain.errors)
+    found = search_budget(oracle.space, BUDGET, oracle, seconds=seconds)
+    assert found.reached and len(found.mix.types) == 16
+
+
 def test_a_step_that_does_not_help_is_undone_and_the_regions_ranked_anew() -> None:
     """Three regions look worst at first and matter nothing; taking the second pair of them raises the drop."""
 

@@ -390,11 +390,21 @@ def test_dimensions_of_minus_one_are_open(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("axes", "left"), [([1], "Identity"), ([-1, 1], "Identity"), ([2], "Squeeze")])
 def test_squeezing_a_long_axis_does_nothing_as_in_pytorch(tmp_path: Path, axes: list[int], left: str) -> None:
     model = onnx.parser.parse_model(
-        HEADER + "g (float[2, 3, 1, 4] x) => (y) <float[2, 3, 1, 4] z> { z = Relu(x) y = Squeeze(z, axes) }"
+        HEADER + "g (float[2, 3, 1, 4] x) => (y) "
+        "<float[2, 3, 1, 4] z, float[2, 3, 1, 4] w> { z = Relu(x) w = Squeeze(z, axes) y = Neg(w) }"
     )
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(axes), "axes"))
     onnx.save(model, tmp_path / "m.onnx")
-    assert [node.op_type for node in load(tmp_path / "m.onnx").model.graph] == ["Relu", left]
+    assert [node.op_type for node in load(tmp_path / "m.onnx").model.graph] == ["Relu", left, "Neg"]
+
+
+def test_a_stale_shape_does_not_keep_an_axis(tmp_path: Path) -> None:
+    """ONNX Runtime infers the shape anew, and runs it."""
+    text = "g (float[2, 1, 4] x) => (float[2, 4] y) <float[2, 3, 4] z> { z = Relu(x) y = Squeeze(z, axes) }"
+    model = onnx.parser.parse_model(HEADER + text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "axes"))
+    onnx.save(model, tmp_path / "m.onnx")
+    assert [node.op_type for node in load(tmp_path / "m.onnx").model.graph] == ["Relu", "Squeeze"]
 
 
 def test_a_stale_declared_batch_gives_way_to_the_symbol(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ _INDEXED = ("Gather", "GatherElements", "ScatterElements")
 """Operators that index an axis of their first input by their second."""
 _TURNED = 1000.0
 """Largest angle, in radians, of the highest frequency: the steps of diffusion (Ho et al. 2020, arXiv:2006.11239)."""
+_MOST = 65504.0
+"""Largest time, as FP16 holds it: an input may have that type."""
 _DEPTH = 16
 _LENGTH = re.compile(r"^(?!.*(past|cache)).*(?<![a-z])(seq)?len(s|gths?)?$")
 """The name of a length, but of a cache's: what is filled of it is no length of another input."""
@@ -62,8 +65,8 @@ def input_values(model: ir.Model) -> dict[str, InputValues]:
             shape = edit.static_shape(value)
             if shape and len(shape) == 2 and uses and all(edit.is_op(n, "MatMul") and i == 1 for n, i, _ in uses):
                 found[name] = InputValues("weight", max(shape[0], 1))
-            elif frequency := _frequency(value):
-                found[name] = InputValues("times", max(round(_TURNED / frequency), 1))
+            elif latest := _latest(value):
+                found[name] = InputValues("times", latest)
             continue
         sizes = [size - offset for node, index, offset in uses for size in _sizes_indexed(node, index)]
         size = max(min(sizes), 1) if sizes else None
@@ -74,30 +77,46 @@ def input_values(model: ir.Model) -> dict[str, InputValues]:
             found[name] = InputValues("sizes")
         elif _LENGTH.search(name.lower()) and len(value.shape) <= 1:
             found[name] = InputValues("lengths")
-        elif frequency := _frequency(value):
-            found[name] = InputValues("times", max(round(_TURNED / frequency), 1))
+        elif latest := _latest(value):
+            found[name] = InputValues("times", latest)
         elif "mask" in name.lower() or any(_masks(node, index) for node, index, _ in uses):
             found[name] = InputValues("mask")
     return found
 
 
-def _frequency(value: ir.Value, depth: int = _DEPTH) -> float:
+def _latest(value: ir.Value) -> int:
+    """The largest time; 0 where the value is none."""
+    frequency = _frequency(value, {}, _DEPTH)
+    return round(min(max(_TURNED / frequency, 1.0), _MOST)) if 0 < frequency < math.inf else 0
+
+
+def _frequency(value: ir.Value, known: dict[ir.Value, float], depth: int) -> float:
     """The largest factor between a value and the Sin and Cos it ends in; 0 where one use leads elsewhere."""
-    found = [_frequency_behind(use.node, use.idx, depth) for use in value.uses()]
-    return 0.0 if value.is_graph_output() else max(found, default=0.0) * all(found)
+    if value not in known:
+        found = [_frequency_behind(use.node, use.idx, known, depth) for use in value.uses()]
+        known[value] = 0.0 if value.is_graph_output() else max(found, default=0.0) * all(found)
+    return known[value]
 
 
-def _frequency_behind(node: ir.Node, index: int, depth: int) -> float:
+def _frequency_behind(node: ir.Node, index: int, known: dict[ir.Value, float], depth: int) -> float:
     if edit.is_op(node, "Sin", "Cos"):
         return 1.0
     factor = 1.0
     if edit.is_op(node, "Mul", "Div") and index <= edit.is_op(node, "Mul"):
-        constant = edit.constant_of(node.inputs[1 - index])
-        factor = 0.0 if constant is None else float(np.abs(constant).max(initial=0.0))
-        factor = factor if edit.is_op(node, "Mul") or not factor else 1 / factor
+        factor = _factor(node, edit.constant_of(node.inputs[1 - index]))
     elif not (edit.is_op(node, "Concat") or (index == 0 and edit.is_op(node, *_HANDED_ON))):
         return 0.0
-    return factor and depth and factor * min(_frequency(output, depth - 1) for output in node.outputs)
+    return factor and depth and factor * min(_frequency(output, known, depth - 1) for output in node.outputs)
+
+
+def _factor(node: ir.Node, constant: np.ndarray | None) -> float:
+    """The largest factor of a product or quotient with a constant; 0 where it has none, or no number."""
+    if constant is None or not constant.size:
+        return 0.0
+    sizes = np.abs(constant.astype(np.float64))
+    least = float(sizes.min())
+    factor = float(sizes.max()) if edit.is_op(node, "Mul") else 1 / least if least else 0.0
+    return factor if 0 < factor < math.inf else 0.0
 
 
 def _uses_of(value: ir.Value) -> Iterator[tuple[ir.Node, int, int]]:

@@ -58,9 +58,10 @@ class RegionOracle:
     @property
     def identity(self) -> str:
         """What the answers depend on besides the regions: the graph, the judge, the ranges, the improved numbers."""
-        plan, digest = self.improved.plan, hashlib.sha256(content_hash(self.base).encode())
-        fallbacks = sorted(self.improved.problem.fallbacks.items())
-        known = (self._guard.judge.name, plan.wide, plan.quantized, sorted(self._forms.items()), fallbacks)
+        plan, problem = self.improved.plan, self.improved.problem
+        digest, fallbacks = hashlib.sha256(content_hash(self.base).encode()), sorted(problem.fallbacks.items())
+        numbers = plan.wide, plan.quantized, sorted(self._forms.items()), fallbacks
+        known = (self._guard.judge.name, problem.takes_bfloat, *numbers)
         digest.update(repr(known).encode())
         for values in (plan.rounded, plan.bias):
             for node in sorted(values):

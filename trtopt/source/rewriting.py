@@ -108,17 +108,20 @@ def _open_negative_dimensions(proto: onnx.ModelProto) -> None:
 
 def _leave_long_axes(proto: onnx.ModelProto) -> None:
     """``squeeze(dim)`` of PyTorch leaves an axis that is longer than 1, for which ONNX has no Squeeze; torch 2.13
-    exports it as one all the same (PixArt of diffusers). It is known by the shape that the exporter declares."""
+    exports it as one all the same (PixArt of diffusers). It is known by the shapes that the exporter declares, of what
+    goes in and of what comes out: that of one alone may be stale."""
     graph = proto.graph
-    shapes = {value.name: value.type.tensor_type.shape.dim for value in (*graph.input, *graph.value_info)}
+    values = (*graph.input, *graph.output, *graph.value_info)
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in values}
     named = {tensor.name: _int64_of(tensor) for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant" and node.output and node.attribute:
             named[node.output[0]] = _int64_of(node.attribute[0].t)
-        if node.op_type != "Squeeze" or node.domain or len(node.input) != 2:
+        if node.op_type != "Squeeze" or node.domain or len(node.input) != 2 or len(node.output) != 1:
             continue
         dims, axes = shapes.get(node.input[0], ()), named.get(node.input[1], [])
-        if axes and all(-len(dims) <= axis < len(dims) and dims[axis].dim_value > 1 for axis in axes):
+        stays = len(shapes.get(node.output[0], ())) == len(dims)
+        if stays and axes and all(-len(dims) <= axis < len(dims) and dims[axis].dim_value > 1 for axis in axes):
             node.op_type = "Identity"
             del node.input[1:]
 

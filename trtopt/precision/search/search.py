@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -375,12 +375,12 @@ class _Search:
         size, undone = 1, 0
         while way and self._left():
             if undone == _MISLED:
-                self._take_fewer(state, way)
+                self._take_fewer(state, way, self._left)
                 return
             taken = way[:size]
             trial = state.moved(taken)
             if self._try(trial, "take back", _regions(taken)):
-                self._take_fewer(state, taken)
+                self._take_fewer(state, taken, self._has_time)
                 return
             if self.trials.order(trial) < self.trials.order(state) or ranked == state:
                 tried[trial].kept = True
@@ -389,13 +389,13 @@ class _Search:
                 ranked, self.errors = state, self._ranked_again(state)
                 way, size, undone = space.ways_down(state, self.errors), 1, undone + 1
 
-    def _take_fewer(self, state: Mix, taken: Sequence[Move]) -> None:
+    def _take_fewer(self, state: Mix, taken: Sequence[Move], may_ask: Callable[[], bool]) -> None:
         """Find the fewest of these moves that will do, by halving."""
 
         def holds(number: int) -> bool:
             return self._try(state.moved(taken[:number]), "take fewer back", _regions(taken[:number]))
 
-        fewest(len(taken), holds, self._has_time)
+        fewest(len(taken), holds, may_ask)
 
     def win_back(self, narrow: Precision) -> None:
         """From the point that holds and should be the fastest to faster ones, most microseconds first.
