@@ -19,7 +19,7 @@ from trtopt.config import AccuracyBudget, BuildConfig
 from trtopt.errors import InvalidModelError, TrtoptError
 from trtopt.events import ignore
 from trtopt.graph.skeleton import content_hash
-from trtopt.pipeline.saved import LOADS, computes_wrong, is_refused, tried_in_onnxruntime
+from trtopt.pipeline.saved import LOADS, computes_wrong, tried_in_onnxruntime
 from trtopt.pipeline.verify import CLEAR_DB, Verification, emulation_of, floor_record, metric_of, verify
 from trtopt.precision.fp16.repair import smallest_sqnr_db
 from trtopt.precision.observe.stream import FEW_ROWS, SomeSamples
@@ -250,7 +250,7 @@ def with_saved_metric(record: AccuracyRecord, model: ir.Model, job: Verification
     if metric is None or not metric.runs_the_model or not job.saves or (record.saved_metric and job.feeds is None):
         return record
     record = replace(record, saved_metric=None)
-    if computes_wrong(model) or is_refused(model):
+    if computes_wrong(model):
         return record
     with TemporaryFolder("saved-") as folder, clock.stage("measure saved model"):
         files = save_model(model, Path(folder) / "saved.onnx")

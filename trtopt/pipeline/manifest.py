@@ -23,7 +23,7 @@ from trtopt.graph.rows import are_alone
 from trtopt.graph.shapes import at_shapes
 from trtopt.graph.states import find_states
 from trtopt.hardware.spec import PORTABLE
-from trtopt.pipeline.saved import computes_wrong, is_refused, save_checked, tried_in_onnxruntime
+from trtopt.pipeline.saved import LOADS, computes_wrong, remedy, save_checked, tried_in_onnxruntime
 from trtopt.precision.observe.stream import Samples
 from trtopt.precision.observe.trt_cache import statistics_file
 from trtopt.report.files import write_forms
@@ -238,8 +238,9 @@ def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, si
         onnx: tuple[Path, ...] = ()
         if "onnx" in outputs:
             onnx = save_checked(results.model, outputs["onnx"], _parse_request(results, config))
-            known = computes_wrong(results.model) + is_refused(results.model)
-            report = replace(report, saved=tried_in_onnxruntime(onnx) + known)
+            saved = tried_in_onnxruntime(onnx)
+            saved += computes_wrong(results.model) + ("" if saved == LOADS else remedy(results.model))
+            report = replace(report, saved=saved)
         if engine is not None:
             manifest = manifest_of(results, engine.record, config, host, onnx)
             context = None
