@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from search_oracles import one_type, two_types
 
 from trtopt.config.budget import AccuracyBudget
-from trtopt.pipeline.shipped import all_regions_miss
+from trtopt.events import ignore
+from trtopt.pipeline.product import Built
+from trtopt.pipeline.shipped import Trial, all_regions_miss, hold
 from trtopt.precision.search.search import search_auto, search_budget
 from trtopt.precision.search.space import Budget
+from trtopt.report.schema.steps import Cost
+from trtopt.support.clock import Clock
 from trtopt.support.precision import Precision
 
 MISSES = "INT8 on the regions that pay, which are fewer, loses more than the budget"
@@ -33,3 +41,54 @@ def test_where_nothing_holds_the_budget_q_dq_everywhere_may_lose_less() -> None:
     found = search_budget(oracle.space, Budget(AccuracyBudget(0.01), "top1"), oracle).record
     assert all_regions_miss(found, Precision.INT8) == MISSES
     assert not all_regions_miss(dataclasses.replace(found, reached=False), Precision.INT8)
+
+
+@dataclasses.dataclass
+class Final:
+    """A model that only takes the steps that are recorded."""
+
+    artifact: Any = None
+
+    def __post_init__(self) -> None:
+        self.artifact = SimpleNamespace(model=None, with_step=lambda model, step: self.artifact)
+
+
+def cost(microseconds: float) -> Cost:
+    return Cost(1, 0, 1, microseconds)
+
+
+def made(microseconds: float, without: float | None = None) -> Built:
+    """A product; in 8-bit where it has a price without."""
+    judged = None if without is None else cost(without)
+    lowered: Any = SimpleNamespace(sixteen_bit=judged, quantized={} if without is None else {"conv": "x"})
+    unused: Any = None
+    return Built(unused, lowered, Final(), unused, None, (), cost(microseconds))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("eight", "without", "refused", "ships"),
+    [
+        (150.0, 140.0, "", 141.0),  # slower than its own 16-bit form
+        (150.0, 140.0, "less accurate", 150.0),
+        (130.0, 140.0, "", 130.0),
+        (150.0, None, "", 150.0),
+    ],
+)
+def test_8_bit_that_ends_slower_than_without_is_not_shipped(
+    eight: float, without: float | None, refused: str, ships: float
+) -> None:
+    asked: list[float] = []
+
+    def make(below: float) -> Built:
+        asked.append(below)
+        return made(141.0)
+
+    trials = iter([Trial("without 8-bit", make, lambda built: refused)])
+    found = hold(made(eight, without), {"fp16": cost(200.0)}, trials, Clock(ignore))
+    assert found.built.microseconds == ships
+    assert len(asked) == (eight > (without or math.inf)), "plain is slower: nothing else is tried"
+    assert found.refused == ({"without 8-bit": refused} if refused else {})
+
+
+def test_nothing_is_tried_where_nothing_is_held() -> None:
+    assert hold(made(150.0, 140.0), {}, iter(()), Clock(ignore)).built.microseconds == 150.0

@@ -65,3 +65,10 @@ class Built:
     def microseconds(self) -> float:
         """Its predicted time; infinite where nobody can say."""
         return math.inf if self.cost is None else self.cost.predicted_us
+
+    @property
+    def without_us(self) -> float:
+        """What it costs without the 8-bit that was written into it, as judged; infinite where none was, or nobody can
+        say."""
+        judged = self.lowered.sixteen_bit
+        return judged.predicted_us if judged is not None and self.lowered.quantized else math.inf

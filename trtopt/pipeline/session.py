@@ -430,6 +430,9 @@ class _Run:
                 return Trial(what, make, accepts)
             return Trial(what, make, accepts, all_regions_miss(first.lowered.search, precision), str(precision))
 
+        without = trial("without 8-bit", config.recipes, sixteen)
+        if is_slower := first.microseconds > first.without_us * SLOWER:
+            yield without
         sixteen_us = next(iter(costs.values())).predicted_us if costs else math.inf
         for dtype in types:
             if dtype in costs and costs[dtype].predicted_us < min(sixteen_us, first.microseconds):
@@ -439,8 +442,8 @@ class _Run:
         rest = ",".join(item.name for item in registry.select(config.recipes) if item.name not in out) or "none"
         if out:
             yield trial(f"without {', '.join(out)}", rest, asked)
-        if sixteen != asked:
-            yield trial("without 8-bit", config.recipes, sixteen)
+        if sixteen != asked and not is_slower:
+            yield without
         if sixteen != asked and out:
             yield trial(f"without 8-bit and {', '.join(out)}", rest, sixteen)
         if sixteen is not None and not sixteen.is_wide and not sixteen.is_quantized:
@@ -477,12 +480,8 @@ class _Run:
 
     def _weights(self, way: Way) -> WeightsJob:
         """What weights of a lowered model are stored for."""
-
-        def price(model: ir.Model) -> Cost | None:
-            return self._baseline.price(model)
-
         gauge = weights_gauge(self._check, way.config, self._budget)
-        return WeightsJob(way.config, self._inputs.calibration, gauge, price)
+        return WeightsJob(way.config, self._inputs.calibration, gauge, self._baseline.price)
 
     def _lowering(self, way: Way) -> Lowering | None:
         """What a way lowers the model to; None where it keeps its types."""

@@ -221,28 +221,33 @@ class Settled:
 def hold(first: Built, costs: dict[str, Cost], trials: Iterator[Trial], clock: Clock) -> Settled:
     """The first product, or where plain is faster one that is not slower, or the fastest of those accurate enough.
 
+    Where the first is slower than its own form without 8-bit, that is tried too.
+
     Args:
         first: The product as the stages made it.
-        costs: Of the plain forms.
+        costs: Of the plain forms; empty where nothing is held.
         trials: Cheaper forms, those that cost least to make first; read only where they are needed.
     """
     refused: dict[str, str] = {}
     less_accurate: list[str] = []
     best, taken = first, list[str]()
+    without_us = first.without_us if costs else math.inf
     while True:
         target = plain_cost(costs, less_accurate)
-        if target is None or best.microseconds <= target.predicted_us * SLOWER:
+        least = min(without_us, math.inf if target is None else target.predicted_us)
+        if best.microseconds <= least * SLOWER:
             break
         trial = next(trials, None)
         if trial is None:
             break
+        without_us = math.inf  # it is the first trial, if any
         if trial.barred:
             refused[trial.what] = trial.barred
             if trial.form:
                 less_accurate.append(trial.form)
             continue
         try:
-            found = trial.make(max(target.predicted_us * SLOWER, best.microseconds * (1 - LEAST_GAIN)))
+            found = trial.make(max(least * SLOWER, best.microseconds * (1 - LEAST_GAIN)))
         except EngineBuildError as error:
             refused[trial.what] = error.what
             continue
@@ -252,10 +257,8 @@ def hold(first: Built, costs: dict[str, Cost], trials: Iterator[Trial], clock: C
             if trial.form:
                 less_accurate.append(trial.form)
             continue
-        change = (
-            f"{trial.what}: {best.microseconds:.1f} -> {found.microseconds:.1f} us, plain {target.predicted_us:.1f}"
-        )
-        taken.append(change)
+        beside = "" if target is None else f", plain {target.predicted_us:.1f}"
+        taken.append(f"{trial.what}: {best.microseconds:.1f} -> {found.microseconds:.1f} us{beside}")
         best = found
     if taken or refused:
         details = (*taken, *(f"{what}: not taken: {why}" for what, why in refused.items()))
@@ -263,7 +266,7 @@ def hold(first: Built, costs: dict[str, Cost], trials: Iterator[Trial], clock: C
         artifact = best.final.artifact.with_step(best.final.artifact.model, step)
         best = replace(best, final=replace(best.final, artifact=artifact))
     for text in taken:
-        clock.warn(STEP, f"what would have shipped is slower than plain, and is not taken: {text} us")
+        clock.warn(STEP, f"what would have shipped is slower, and is not taken: {text} us")
     return Settled(best, plain_cost(costs, less_accurate), refused)
 
 
