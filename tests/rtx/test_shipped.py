@@ -336,6 +336,36 @@ def test_a_search_is_what_was_judged_last(tmp_path: Path) -> None:
     assert report.judged_apart == ""
 
 
+@pytest.mark.parametrize("io", [("x:fp16:hwc",), ("x:fp16:hwc8", "y:fp16:chw")])
+@pytest.mark.parametrize("shapes", [{"opt_shapes": RANGE["opt_shapes"]}, RANGE])
+def test_8_bit_regions_are_judged_with_the_inputs_and_outputs_that_ship(
+    tmp_path: Path, io: tuple[str, ...], shapes: dict[str, Any]
+) -> None:
+    """Judged is shipped to the digit, so there is nothing to say of what lies between."""
+    samples = {"x": np.random.default_rng(0).standard_normal((6, 16, 16, 16)).astype(np.float32)}
+    options: dict[str, Any] = {"cache_dir": str(tmp_path), "precision": "int8", "calib": samples, **shapes}
+    path = saved(tmp_path, conv_net(batch="n"))
+    report = trtopt.build(path, io=io, **options)
+    assert_held(report)
+    assert any(item.kept for item in report.guard) and report.judged_apart == ""
+    other = trtopt.build(path, **options)  # prices of one are not those of the other
+    assert other.judged_apart == "" and other.sixteen_bit != report.sixteen_bit
+
+
+def test_what_stays_fp32_shows_in_what_ships_and_was_not_judged(tmp_path: Path) -> None:
+    """The exact difference, however small, and why."""
+    samples = {"x": np.random.default_rng(0).standard_normal((6, 16, 16, 16)).astype(np.float32) * 3e4}
+    options: dict[str, Any] = {"opt_shapes": RANGE["opt_shapes"], "calib": samples, "cache_dir": str(tmp_path)}
+    report = trtopt.build(saved(tmp_path, conv_net(batch="n")), **options)
+    shipped, _ = assert_held(report)
+    assert report.precision.kept and report.rewriting.after is not None
+    judged_us, us = report.rewriting.after.predicted_us, shipped.predicted_us
+    assert report.judged_apart == (
+        f"judged {judged_us:.2f} us after its recipes, ships {us:.2f} us ({us / judged_us - 1:+.2%}); between them: "
+        f"{len(report.precision.kept)} nodes in a wider type"
+    )
+
+
 def test_a_product_whose_saved_form_has_a_node_more_is_built(tmp_path: Path) -> None:
     """The lower operand is given another axis in the file, for ONNX Runtime; no layer claims what the graph has not."""
     proto = onnx.parser.parse_model(

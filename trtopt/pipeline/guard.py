@@ -16,7 +16,7 @@ from trtopt.errors import TrtoptError
 from trtopt.events import OnEvent
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.judge.form import judged_form
-from trtopt.judge.protocol import LEAST_GAIN, OpenJudge, PriceFile
+from trtopt.judge.protocol import LEAST_GAIN, Judge, OpenJudge, PriceFile
 from trtopt.judge.selection import Guard, RegionVerdict
 from trtopt.judge.target import BuildTarget, nearest_target
 from trtopt.pipeline.calibrate import Observer
@@ -189,6 +189,12 @@ def _verdict(model: ir.Model, nodes: Collection[str], before: Cost, after: Cost)
     )
 
 
+def price_file(judge: Judge, form: ir.Model, target: BuildTarget, config: BuildConfig, listen: OnEvent) -> PriceFile:
+    """What runs with this judge know of plans for ``form``; where ``--io`` names inputs and outputs, names count."""
+    ends = [str(value.name) for value in (*form.graph.inputs, *form.graph.outputs)] if config.io else []
+    return PriceFile((judge.name, repr(target.gpu), repr((config.io, ends))), config.cache_dir, listen, config.plugins)
+
+
 @contextmanager
 def guard_of(
     problem: Problem, candidates: Candidates, target: BuildTarget, observer: Observer, open_judge: OpenJudge
@@ -200,9 +206,9 @@ def guard_of(
         UsageError: A plugin library cannot be read.
     """
     config, listen = observer.config, observer.clock.listen
-    form = judged_form(problem.model, target.profiles)
-    with open_judge(None, prices=None) as judge:
-        file = PriceFile((judge.name, repr(target.gpu)), config.cache_dir, listen, config.plugins)
+    form, io = judged_form(problem.model, target.profiles), parse_io(config.io)
+    with open_judge(None, io=io, prices=None) as judge:
+        file = price_file(judge, form, target, config, listen)
         memory_gbs = math.inf if target.gpu is None else target.gpu.bandwidth_gbs
         with closing(Guard(problem, candidates, form, judge, listen, file, memory_gbs)) as guard:
             yield guard

@@ -151,6 +151,21 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
     )
 
 
+def without_refused(
+    lowering: Lowering | None, lowered: Lowered, error: EngineBuildError, clock: Clock
+) -> Lowering | None:
+    """What is lowered to next without the 8-bit nodes that the compiler refused; None where nothing is left to try."""
+    if lowering is None:
+        return None
+    blocked = blamed(lowered, error)
+    is_new = lowering.config.keep_all_int8 and bool(lowered.quantized) and not lowering.failed
+    if not (blocked or is_new):
+        return None
+    for node, reason in blocked.items():
+        clock.warn("build engine", f"{node} goes back to 16-bit: {reason}")
+    return replace(lowering, blocked={**lowering.blocked, **blocked}, failed=lowering.failed or not blocked)
+
+
 _WORTH_MOVING = 0.95
 """Share of the flop in FP32 that may be left for values to be moved."""
 

@@ -6,7 +6,7 @@ baseline of builds, benchmarks and the README.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
@@ -24,6 +24,7 @@ def plain(
     precision: Precision | None = Precision.FP16,
     profiles: Sequence[ShapeProfile] = (),
     io: Sequence[IoRequest] = (),
+    wide: Collection[str] = (),
 ) -> ir.Model:
     """The plain form of a model as :func:`trtopt.source.onnx_file.load` gives it, opset and types made right.
 
@@ -36,6 +37,7 @@ def plain(
             None keeps the model's types.
         profiles: The shapes the engine takes; where they allow one, it is written into the graph.
         io: Types and layouts of inputs and outputs, checked.
+        wide: Names of nodes that stay FP32 all the same; none in what is called plain.
 
     Raises:
         InvalidModelError: The model cannot be written in these types, or not run at these shapes.
@@ -44,7 +46,7 @@ def plain(
     fixed = with_only_shape(model, profiles)
     cast = fixed if precision is None else to_fp32(fixed)
     if precision is not None and not precision.is_wide:
-        cast = cast_to_half(cast, BF16 if precision.base == Precision.BF16 else FP16, ())
+        cast = cast_to_half(cast, BF16 if precision.base == Precision.BF16 else FP16, wide)
     return apply_io(cast, io) if io else cast
 
 

@@ -13,11 +13,13 @@ import onnx_ir as ir
 from trtopt.config import BuildConfig
 from trtopt.errors import TrtoptError
 from trtopt.judge.form import judged_form
-from trtopt.judge.protocol import OpenJudge, PriceFile, Prices, Question
+from trtopt.judge.protocol import OpenJudge, Prices, Question
 from trtopt.judge.selection import subgraph_key, subgraph_of
 from trtopt.judge.target import BuildTarget
+from trtopt.pipeline.guard import price_file
 from trtopt.pipeline.improve import repaired
 from trtopt.precision.fp16.borders import grown
+from trtopt.precision.fp16.network_io import parse_io
 from trtopt.precision.fp16.repair import Damage, Repaired
 from trtopt.precision.observe.stream import Samples
 from trtopt.precision.plan import PrecisionPlan
@@ -115,9 +117,8 @@ class PutBack:
         config, target = self.config, self.target
         form = judged_form(base, target.profiles)
         whole = subgraph_of(form)
-        with self.open_judge(None, prices=None) as judge:
-            file = PriceFile((judge.name, repr(target.gpu)), config.cache_dir, self.clock.listen, config.plugins)
-            prices = Prices(judge, file)
+        with self.open_judge(None, io=parse_io(config.io), prices=None) as judge:
+            prices = Prices(judge, price_file(judge, form, target, config, self.clock.listen))
 
             def price(plan: PrecisionPlan) -> float:
                 plan = replace(plan, quantized=(), rounded={}, bias={})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from trtopt.pipeline.compile import Compilation, as_built, compile_engine, has_f
 from trtopt.pipeline.gauge import gauge_for, weights_gauge, with_saved_metric
 from trtopt.pipeline.guard import OwnQdq, canonicalized, own_qdq, rewrite
 from trtopt.pipeline.host import Cut, at_path, cut, host_path
-from trtopt.pipeline.lower import Lowering, blamed, lower
+from trtopt.pipeline.lower import Lowering, lower, without_refused
 from trtopt.pipeline.manifest import Results, write
 from trtopt.pipeline.network_io import FinalModel
 from trtopt.pipeline.plain import plain
@@ -60,6 +60,7 @@ from trtopt.pipeline.shipped import (
     PLAIN,
     SLOWER,
     TOGETHER,
+    WITHOUT_8_BIT,
     Accepts,
     Baseline,
     Network,
@@ -70,6 +71,8 @@ from trtopt.pipeline.shipped import (
     as_accurate,
     as_asked,
     bound_of,
+    but,
+    doubted,
     dynamic_cost,
     gates_of,
     hold,
@@ -90,7 +93,6 @@ from trtopt.report.schema.build import BuildReport, EngineRecord, PrecisionRecor
 from trtopt.report.schema.decisions import SparsityRecord
 from trtopt.report.schema.steps import Cost, RewritingRecord, StepRecord
 from trtopt.report.schema.write import environment
-from trtopt.rewrite import registry
 from trtopt.rewrite.driver import Rewritten
 from trtopt.rewrite.sweeps import Verdict
 from trtopt.roofline.layer import predict
@@ -202,7 +204,8 @@ class _Run:
         config, self._budget = self._config, self._settings.budget_after(self._sparsified(own).is_pruned)
         first = self._first(recipes_of(own, self._parts.artifact))
         is_held = (not first.failures or config.allow_accuracy_loss) and first.cost is not None
-        settled = hold(first, self._baseline.costs() if is_held else {}, self._trials(first), self._clock)
+        costs = self._baseline.costs() if is_held else {}
+        settled = hold(first, costs, self._trials(first), self._clock, self._doubts(first))
         return settled, self._sparsified(settled.built.own).record
 
     def _sparsified(self, own: OwnQdq) -> Sparsified:
@@ -278,7 +281,7 @@ class _Run:
             plain_forms=() if settled.plain is None else plain_forms(self._baseline.costs()),
             accuracy_cost=accuracy_cost(settled, self._settings.precision, clock),
             dynamic_cost=dynamic,
-            judged_apart=judged_apart(settled.built, dynamic, sparse=report.sparsity is not None),
+            judged_apart=judged_apart(settled.built, sparse=report.sparsity is not None),
             warnings=tuple(clock.warnings),
             seconds={name: round(value, 4) for name, value in clock.seconds.items()},
         )
@@ -395,7 +398,7 @@ class _Run:
                 self._job = job
                 engine = compile_engine(final.artifact, compilation, settings.builder_config(), clock)
             except EngineBuildError as error:
-                lowering = _without_refused(lowering, lowered, error, clock)
+                lowering = without_refused(lowering, lowered, error, clock)
                 if lowering is None:
                     raise
                 continue
@@ -409,45 +412,66 @@ class _Run:
             failures = missed(lowered.search) + gate(accuracy, self._budget)
             return replace(built, accuracy=accuracy, engine=engine, failures=failures, cost=self._cost(final, engine))
 
+    def _trial(
+        self, first: Built, what: str, recipes: str, precision: Precision | None, *, every: bool = False
+    ) -> Trial:
+        """Another way than that of the first product; ``every``: Q/DQ on every supported operator."""
+        config, is_pruned = self._config, self._sparsified(first.own).is_pruned
+
+        def make(below: float) -> Built | None:
+            options = replace(config, recipes=recipes, keep_all_int8=every or config.keep_all_int8)
+            own = first.own if recipes == config.recipes else self._after_recipes(options)
+            found = self._build(Way(own, self._sparsified(own).artifact, precision, options), below, accepts)
+            return None if found is None else as_asked(found, first, what)
+
+        accepts = as_accurate(first) if every else no_new_failure(first) if is_pruned else gates_of
+        if not every or precision is None:
+            return Trial(what, make, accepts)
+        return Trial(what, make, accepts, all_regions_miss(first.lowered.search, precision), str(precision))
+
+    def _doubts(self, first: Built) -> Iterator[Trial]:
+        """The first product without what does not hold on it as it ships: its 8-bit, where that is slower than its own
+        16-bit form was judged, and recipes that cost time beside the nodes that stay FP32."""
+        config, asked = self._config, self._settings.precision
+        sixteen = None if asked is None else asked.base
+        if sixteen != asked and not config.keep_all_int8 and first.microseconds > first.without_us * SLOWER:
+            yield replace(self._trial(first, WITHOUT_8_BIT, config.recipes, sixteen), enough_us=first.without_us)
+        doubts = doubted(first, recipes_of(first.own, self._parts.artifact))
+        wide = {item.node for item in first.lowered.record.kept if item.dtype == Precision.FP32}
+        with_all = self._price(config.recipes, sixteen, wide) if doubts else math.inf
+        out = [name for name in doubts if self._price(but(config.recipes, name), sixteen, wide) < with_all / SLOWER]
+        if out:
+            trial = self._trial(first, f"without {', '.join(out)}", but(config.recipes, *out), asked)
+            yield replace(trial, enough_us=first.microseconds / SLOWER**2)
+
+    def _price(self, recipes: str, precision: Precision | None, wide: Collection[str] = ()) -> float:
+        """Microseconds of the network with some recipes, cast plainly but for ``wide`` nodes, as it ships."""
+        model = self._after_recipes(replace(self._config, recipes=recipes)).rewritten.artifact.model
+        found = self._baseline.price(plain(model, precision, self._target.profiles, wide=wide))
+        return math.inf if found is None else found.predicted_us
+
     def _trials(self, first: Built) -> Iterator[Trial]:
         """Cheaper forms of the first product, those that cost least to make first: without what recipes or 8-bit add,
         and the plain forms themselves."""
-        config, asked, is_pruned = self._config, self._settings.precision, self._sparsified(first.own).is_pruned
-        gates = no_new_failure(first) if is_pruned else gates_of
+        config, asked, trial = self._config, self._settings.precision, partial(self._trial, first)
         costs, sixteen, types = self._baseline.costs(), asked, tuple[Precision, ...]()
         if asked is not None and asked.is_quantized and not config.keep_all_int8:
             sixteen, types = asked.base, self._target.quantized_types(asked)
-
-        def trial(what: str, recipes: str, precision: Precision | None, *, every: bool = False) -> Trial:
-            def make(below: float) -> Built | None:
-                options = replace(config, recipes=recipes, keep_all_int8=every or config.keep_all_int8)
-                own = first.own if recipes == config.recipes else self._after_recipes(options)
-                found = self._build(Way(own, self._sparsified(own).artifact, precision, options), below, accepts)
-                return None if found is None else as_asked(found, first, what)
-
-            accepts = as_accurate(first) if every else gates
-            if not every or precision is None:
-                return Trial(what, make, accepts)
-            return Trial(what, make, accepts, all_regions_miss(first.lowered.search, precision), str(precision))
-
-        without = trial("without 8-bit", config.recipes, sixteen)
-        if is_slower := first.microseconds > first.without_us * SLOWER:
-            yield without
         sixteen_us = next(iter(costs.values())).predicted_us if costs else math.inf
         for dtype in types:
             if dtype in costs and costs[dtype].predicted_us < min(sixteen_us, first.microseconds):
                 yield trial(f"{dtype.upper()} on every supported operator, and no recipes", "none", dtype, every=True)
         used = recipes_of(first.own, self._parts.artifact)
         out = self._slow_recipes(used, sixteen) if used else ()
-        rest = ",".join(item.name for item in registry.select(config.recipes) if item.name not in out) or "none"
         if out:
-            yield trial(f"without {', '.join(out)}", rest, asked)
-        if sixteen != asked and not is_slower:
-            yield without
+            yield trial(f"without {', '.join(out)}", but(config.recipes, *out), asked)
+        if sixteen != asked and first.microseconds <= first.without_us * SLOWER:
+            yield trial(WITHOUT_8_BIT, config.recipes, sixteen)
         if sixteen != asked and out:
-            yield trial(f"without 8-bit and {', '.join(out)}", rest, sixteen)
+            yield trial(f"{WITHOUT_8_BIT} and {', '.join(out)}", but(config.recipes, *out), sixteen)
         if sixteen is not None and not sixteen.is_wide and not sixteen.is_quantized:
-            accepts = gates if is_pruned else within_bound(sixteen, config.min_sqnr_db)
+            is_pruned = self._sparsified(first.own).is_pruned
+            accepts = no_new_failure(first) if is_pruned else within_bound(sixteen, config.min_sqnr_db)
             yield Trial(PLAIN, partial(self._plain, first, sixteen, accepts), accepts, why_barred(first, sixteen))
 
     def _plain(self, first: Built, precision: Precision, accepts: Accepts, below: float) -> Built | None:
@@ -462,21 +486,13 @@ class _Run:
     def _slow_recipes(self, used: Sequence[str], precision: Precision | None) -> tuple[str, ...]:
         """The recipes without which the network, cast plainly, is faster as it ships, if it is slower than plain with
         them; none where others are to blame."""
-
-        def price(recipes: str) -> float:
-            own = self._after_recipes(replace(self._config, recipes=recipes))
-            found = self._baseline.price(plain(own.rewritten.artifact.model, precision, self._target.profiles))
-            return math.inf if found is None else found.predicted_us
-
         best = next((cost.predicted_us for cost in self._baseline.costs().values()), math.inf)
-        with_all = price(self._config.recipes)
+        recipes = self._config.recipes
+        with_all = self._price(recipes, precision)
         if with_all <= best * SLOWER or len(used) > TOGETHER:
             return () if with_all <= best * SLOWER else tuple(used)
-        names = [recipe.name for recipe in registry.select(self._config.recipes)]
-        without = {out: price(",".join(name for name in names if name != out) or "none") for out in used}
-        slow = tuple(name for name, found in without.items() if found < with_all)
-        rest = [name for name in names if name not in slow]
-        return slow if slow and price(",".join(rest) or "none") <= best * SLOWER else tuple(used)
+        slow = tuple(name for name in used if self._price(but(recipes, name), precision) < with_all)
+        return slow if slow and self._price(but(recipes, *slow), precision) <= best * SLOWER else tuple(used)
 
     def _weights(self, way: Way) -> WeightsJob:
         """What weights of a lowered model are stored for."""
@@ -582,18 +598,3 @@ def _precision(built: Built, target: BuildTarget, analysis: EngineAnalysis | Non
     flop = cost.flop_by_node(model, static_shapes(model, target.shapes))
     achieved = achieved_precision(layers, flop, analysis.layers if analysis else ())
     return replace(built.lowered.record, achieved=achieved)
-
-
-def _without_refused(
-    lowering: Lowering | None, lowered: Lowered, error: EngineBuildError, clock: Clock
-) -> Lowering | None:
-    """What is lowered to next without the 8-bit nodes that the compiler refused; None where nothing is left to try."""
-    if lowering is None:
-        return None
-    blocked = blamed(lowered, error)
-    is_new = lowering.config.keep_all_int8 and bool(lowered.quantized) and not lowering.failed
-    if not (blocked or is_new):
-        return None
-    for node, reason in blocked.items():
-        clock.warn("build engine", f"{node} goes back to 16-bit: {reason}")
-    return replace(lowering, blocked={**lowering.blocked, **blocked}, failed=lowering.failed or not blocked)

@@ -49,12 +49,18 @@ SLOWER = 1.001
 LEAST_DB = DEFAULT_FLOOR.sqnr_db or 0.0
 """What outputs in 8 bits keep on real data."""
 
-_APART = 0.02
+_APART = 1e-9
 """Share by which what was judged before and what ships may differ without a word."""
+
+_BETTER_NUMBERS = ("equalize", "smooth", "round-weights")
+"""Steps behind the judgement of 8-bit regions that may add nodes."""
 
 STEP = "held-against-plain"
 
 NOT_FASTER = "not faster, with what accuracy demands"
+
+WITHOUT_8_BIT = "without 8-bit"
+"""What the trial of the 16-bit form is."""
 
 TOGETHER = 6
 """At most so many recipes are left out one by one; more are left out together."""
@@ -199,6 +205,7 @@ class Trial:
         make: Makes it where it costs less than the microseconds given; else None.
         accepts: Whether its accuracy lets it ship in place of the first.
         barred: Why it is not made at all; empty where it is.
+        enough_us: Microseconds that are few enough whatever plain takes; infinite where plain is to be reached.
         form: The 8-bit plain form that it is, which is none where its accuracy is refused; empty for others.
     """
 
@@ -207,6 +214,7 @@ class Trial:
     accepts: Accepts
     barred: str = ""
     form: str = ""
+    enough_us: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -218,29 +226,29 @@ class Settled:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def hold(first: Built, costs: dict[str, Cost], trials: Iterator[Trial], clock: Clock) -> Settled:
+def hold(
+    first: Built, costs: dict[str, Cost], trials: Iterator[Trial], clock: Clock, doubts: Iterator[Trial]
+) -> Settled:
     """The first product, or where plain is faster one that is not slower, or the fastest of those accurate enough.
-
-    Where the first is slower than its own form without 8-bit, that is tried too.
 
     Args:
         first: The product as the stages made it.
         costs: Of the plain forms; empty where nothing is held.
         trials: Cheaper forms, those that cost least to make first; read only where they are needed.
+        doubts: Forms without what no longer holds on the first as it ships, tried whatever plain costs.
     """
     refused: dict[str, str] = {}
     less_accurate: list[str] = []
     best, taken = first, list[str]()
-    without_us = first.without_us if costs else math.inf
     while True:
         target = plain_cost(costs, less_accurate)
-        least = min(without_us, math.inf if target is None else target.predicted_us)
-        if best.microseconds <= least * SLOWER:
-            break
-        trial = next(trials, None)
+        least = math.inf if target is None else target.predicted_us
+        trial = next(doubts, None) if costs else None
+        if trial is None and best.microseconds > least * SLOWER:
+            trial = next(trials, None)
         if trial is None:
             break
-        without_us = math.inf  # it is the first trial, if any
+        least = min(trial.enough_us, least)
         if trial.barred:
             refused[trial.what] = trial.barred
             if trial.form:
@@ -277,6 +285,24 @@ def recipes_of(own: OwnQdq, before: ModelArtifact) -> tuple[str, ...]:
     return tuple(step.name for step in steps if step.changes and step.name in known)
 
 
+def doubted(first: Built, used: Sequence[str]) -> list[str]:
+    """The recipes, of those ``used``, that may no longer pay beside what stays FP32 on the first product: they were
+    judged to gain less than the network has lost since."""
+    after, now, wide = first.own.rewritten.after, first.lowered.sixteen_bit or first.cost, first.lowered.record.kept
+    if after is None or now is None or not wide or (first.lowered.quantized and first.lowered.sixteen_bit is None):
+        return []
+    lost_us, found = now.predicted_us - after.predicted_us, list[str]()
+    for step in first.own.rewritten.artifact.steps if lost_us > after.predicted_us * (SLOWER - 1) else ():
+        gains = [
+            (place.before.predicted_us - place.after.predicted_us) * len(place.nodes)
+            for place in step.regions
+            if place.kept and place.before is not None and place.after is not None
+        ]
+        if step.name in used and gains and sum(gains) < lost_us:
+            found.append(step.name)
+    return found
+
+
 def without_culprit(
     make: Callable[[str], Built], recipes: str, used: Sequence[str], refused: EngineBuildError
 ) -> Built:
@@ -295,11 +321,15 @@ def without_culprit(
         bare = make("none")
     except EngineBuildError:
         raise refused from None
-    names = [recipe.name for recipe in registry.select(recipes)]
-    for out in used[::-1][:TOGETHER] if len(names) > 1 else ():
+    for out in used[::-1][:TOGETHER] if len(registry.select(recipes)) > 1 else ():
         with suppress(EngineBuildError):
-            return make(",".join(name for name in names if name != out))
+            return make(but(recipes, out))
     return bare
+
+
+def but(recipes: str, *out: str) -> str:
+    """The recipes that ``recipes`` selects without some, as an option."""
+    return ",".join(recipe.name for recipe in registry.select(recipes) if recipe.name not in out) or "none"
 
 
 def as_asked(built: Built, first: Built, why: str) -> Built:
@@ -492,10 +522,10 @@ def _by(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
 
 
-def judged_apart(built: Built, dynamic: DynamicCost | None, *, sparse: bool) -> str:
+def judged_apart(built: Built, *, sparse: bool) -> str:
     """In one line, how what ships differs from what was judged last before, and why where that is known; empty where it
     does not."""
-    lowered, after = built.lowered, built.own.rewritten.after
+    lowered, after, profiles = built.lowered, built.own.rewritten.after, built.final.profiles
     judged_us, stage = 0.0 if after is None else after.predicted_us, "after its recipes"
     if lowered.judged is not None:
         judged_us, stage = lowered.judged.predicted_us, "with its 8-bit regions"
@@ -507,17 +537,19 @@ def judged_apart(built: Built, dynamic: DynamicCost | None, *, sparse: bool) -> 
     if abs(share) <= _APART:
         return ""
     reasons = []
-    if dynamic is not None and abs(dynamic.share) > _APART:
-        reasons.append(f"its range of shapes ({dynamic.share:+.0%})")
-    if built.lowered.record.kept:
-        reasons.append(f"{count(len(built.lowered.record.kept), 'node')} in a wider type")
+    if len(profiles) > 1 or any(profile.values for profile in profiles):
+        reasons.append(f"its {count(len(profiles), 'profile')}, of which the first was judged at its optimum")
+    if lowered.record.kept:
+        reasons.append(f"{count(len(lowered.record.kept), 'node')} in a wider type")
     if sparse:
         reasons.append("pruning")
     if lowered.weights is not None and lowered.weights.nodes:
         reasons.append(f"weights in {lowered.weights.format}")
-    if not all(record.state for record in built.final.records):
-        reasons.append("--io")
+    better = [step.name for step in lowered.artifact.steps if step.name in _BETTER_NUMBERS and step.changes]
+    if better and lowered.quantized:
+        reasons.append(f"better 8-bit numbers ({', '.join(better)})")
+    if lowered.quantized and lowered.judged is None and lowered.search is None:
+        reasons.append(f"{count(len(lowered.quantized), '8-bit node')} that nobody judged")
     why = " and ".join(reasons) or "not known"
-    return (
-        f"judged {judged_us:.1f} us {stage}, ships {built.cost.predicted_us:.1f} us ({share:+.0%}); between them: {why}"
-    )
+    us = built.cost.predicted_us
+    return f"judged {judged_us:.2f} us {stage}, ships {us:.2f} us ({share:+.2%}); between them: {why}"
