@@ -182,13 +182,10 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _judged(row: Mapping[str, Any]) -> str:
-    """What was judged last before the engine: of 8-bit regions the report tells it where it differs."""
+    """What the whole network was judged at last before the engine: the report tells where that is not what ships."""
     if row["judged_apart"]:
         return str(row["judged_apart"].split(" us ")[0].removeprefix("judged ")) + " (apart)"
-    after = row["after_recipes"]
-    if row["mode"] != "fp16":
-        return "within 2 %"
-    return "plain taken" if after is None else f"{after['predicted_us']:.1f}"
+    return "plain taken" if row["after_recipes"] is None else f"{row['shipped']['predicted_us']:.1f}"
 
 
 def _cost(cost: Mapping[str, Any]) -> str:
