@@ -277,7 +277,30 @@ def test_the_model_of_tensorrt_judges_its_own_backend(tmp_path: Path) -> None:
     assert report.judge == "model:tensorrt"
     assert report.shipped is not None and report.plain is not None
     assert report.shipped.predicted_us <= report.plain.predicted_us * _SLOWER
-    assert report.dynamic_cost is None
+    assert report.dynamic_cost is not None and report.dynamic_cost.fixed == report.shipped
+    assert report.rewriting.after == report.shipped
+
+
+@pytest.mark.parametrize("backend", ["tensorrt", "tensorrt-rtx"])
+def test_what_a_range_leaves_to_be_computed_costs(tmp_path: Path, backend: str) -> None:
+    """The rows of a constant, as many as the batch: a constant at one batch, a kernel where it varies."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[N, 64, 64] x) => (float[N, 64, 64] y)
+        { s = Shape (x) m = Expand (w, s) e = Softmax (m) a = MatMul (x, e) y = Relu (a) }"""
+    )
+    rng = np.random.default_rng(0)
+    proto.graph.initializer.append(constant("w", rng.standard_normal((1, 64, 64)).astype(np.float32)))
+    sizes = {"min_shapes": 1, "opt_shapes": 8, "max_shapes": 16}
+    shapes: dict[str, Any] = {key: ({"x": (size, 64, 64)},) for key, size in sizes.items()}
+    options: dict[str, Any] = {"precision": "fp16", "backend": backend, "recipes": "none", **shapes}
+    out = tmp_path / "out.onnx"
+    report = trtopt.optimize(saved(tmp_path, proto), output=str(out), cache_dir=str(tmp_path), **options)
+    found, shipped = report.dynamic_cost, report.shipped
+    assert found is not None and shipped is not None
+    assert (found.kernels, shipped.kernels, found.fixed.kernels) == (1, 3, 2)
+    assert found.share == shipped.predicted_us / found.fixed.predicted_us - 1 > 0.1
+    assert found.remedy == "--opt-shapes x:8x64x64"
 
 
 @pytest.mark.parametrize("precision", ["fp16", "tf32"])

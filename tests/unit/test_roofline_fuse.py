@@ -251,6 +251,15 @@ def test_constants_computed_in_the_graph_cost_nothing() -> None:
     assert groups(f"{IMAGE} {{ {nodes} }}") == ["y"]
 
 
+@pytest.mark.parametrize(("axis", "expected"), [("8", ["m"]), ("N", ["k", "e", "m"])])
+def test_what_depends_on_an_open_axis_is_computed(axis: str, expected: list[str]) -> None:
+    """The sizes themselves are known to the host."""
+    nodes = "s = Shape(x) k = ConstantOfShape(s) e = Exp(k) m = MatMul(x, e)"
+    model = parsed(f"g (float[4, {axis}, {axis}] x) => (m) {{ {nodes} }}")
+    found = layers_of_graph(model, static_shapes(model, {"x": (4, 8, 8)}), GraphTypes(Precision.FP16))
+    assert [layer.name for layer in found] == expected
+
+
 def test_an_operator_without_a_cost_is_listed() -> None:
     found = layers("g (float[4, 4] x) => (y) { r = Relu(x) d = Det(r) y = Relu(d) }")
     assert [name for name, layer in found.items() if layer.work is None] == ["d"]

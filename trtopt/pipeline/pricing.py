@@ -19,8 +19,9 @@ from trtopt.engine.request import ShapeProfile
 from trtopt.engine.sizes import sized
 from trtopt.errors import EngineBuildError, LayerListError, TrtoptError
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.graph.shapes import at_shapes, static_shapes
+from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import DEFAULT_GPU, GpuSpec, find_gpu
+from trtopt.judge.form import judged_form
 from trtopt.judge.judges import priced_layers
 from trtopt.judge.protocol import OpenJudge, Priced, PriceFile
 from trtopt.judge.subgraph import named_key, structure_key
@@ -43,11 +44,9 @@ class Pricer:
 
     Attributes:
         name: How reports name the judge.
-        sees_ranges: Whether it is told of ranges of shapes, and not of the optimum alone.
     """
 
     name: str
-    sees_ranges: bool
     _ask: Callable[[ir.Model, tuple[ShapeProfile, ...]], Cost]
     _pool: ThreadPoolExecutor
     _clock: Clock
@@ -89,10 +88,9 @@ def pricer_for(
         with open_judge(Precision.TF32 if tf32 else None) as judge, _one_thread() as pool:
 
             def by_model(model: ir.Model, profiles: tuple[ShapeProfile, ...]) -> Cost:
-                shapes = target.with_profiles(profiles).shapes
-                return judge.price(at_shapes(model, shapes), inner=False).total
+                return judge.price(judged_form(model, profiles), inner=False).total
 
-            yield Pricer(judge.name, False, by_model, pool, clock)
+            yield Pricer(judge.name, by_model, pool, clock)
         return
     version = installed_version(TENSORRT_RTX)
     if not version:
@@ -101,7 +99,7 @@ def pricer_for(
         return
     name = f"compiler:{TENSORRT_RTX.name} {version}"
     with _one_thread() as pool:
-        yield Pricer(name, True, _Compilations(compiler, name, target, tf32, config, clock), pool, clock)
+        yield Pricer(name, _Compilations(compiler, name, target, tf32, config, clock), pool, clock)
 
 
 @contextmanager

@@ -152,9 +152,9 @@ class Baseline:
         return self._pricer.result(self._shipping[1], "what ships", refusals=refusals)
 
     def start_fixed(self, final: FinalModel) -> None:
-        """Begin to price a model of a range of shapes at its optimum, where the judge sees ranges."""
+        """Begin to price a model of a range of shapes at its optimum."""
         pricer, profiles = self._pricer, final.profiles
-        if pricer is None or not pricer.sees_ranges or not profiles or has_one_shape(profiles):
+        if pricer is None or not profiles or has_one_shape(profiles):
             return
         model = final.artifact.model
         if self._fixed is None or self._fixed[0] is not model:
@@ -500,7 +500,7 @@ PLAIN = "the plain cast"
 
 
 def dynamic_cost(built: Built, baseline: Baseline) -> DynamicCost | None:
-    """What ranges of shapes cost at the first profile's optimum; None without one, or where the judge sees none."""
+    """What ranges of shapes cost at the first profile's optimum; None without one, or where nobody can say."""
     profiles, fixed = built.final.profiles, baseline.fixed_cost(built.final)
     if fixed is None or built.cost is None:
         return None

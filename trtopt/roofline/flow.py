@@ -142,7 +142,9 @@ class Flow:
         return narrow if any(item is not None and self.behind(item) is value for item in node.inputs[:2]) else None
 
     def _add(self, node: ir.Node) -> None:
-        if self._is_constant_node(node):
+        if is_op(node, "Shape", "Size"):  # known to the host, and when the engine is built where no axis is open
+            self._known.update(dict.fromkeys(node.outputs, not _is_open(node.inputs[0])))
+        elif self._is_constant_node(node):
             self._known.update(dict.fromkeys(node.outputs, True))
         elif self._is_view(node):
             first = node.inputs[0]
@@ -158,7 +160,7 @@ class Flow:
     def _is_constant_node(self, node: ir.Node) -> bool:
         if node.domain != "" or node.op_type in _NEVER_CONSTANT:
             return False
-        if is_op(node, "Shape", "Size", "Constant"):
+        if is_op(node, "Constant"):
             return True
         return all(value is None or self.is_constant(value) for value in node.inputs)
 
@@ -202,3 +204,9 @@ def _users_through_views(value: ir.Value) -> Iterator[ir.Node]:
 def is_pointwise(node: ir.Node) -> bool:
     """Whether a node is one of :data:`POINTWISE`."""
     return node.domain == "" and node.op_type in POINTWISE
+
+
+def _is_open(value: ir.Value | None) -> bool:
+    """Whether a graph leaves an axis of a value open."""
+    shape = None if value is None else value.shape
+    return shape is not None and not all(isinstance(dim, int) for dim in shape)
