@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -387,6 +388,25 @@ def test_what_stays_fp32_shows_in_what_ships_and_was_not_judged(tmp_path: Path) 
         f"judged {judged_us:.2f} us after its recipes, ships {us:.2f} us ({us / judged_us - 1:+.2%}); between them: "
         f"{len(report.precision.kept)} nodes in a wider type"
     )
+
+
+@pytest.mark.parametrize("slower", [False, True])
+def test_numbers_that_make_what_ships_slower_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slower: bool
+) -> None:
+    """Also where they need no node more. A change is priced before what it is held against."""
+    proto = conv_net(batch="n")
+    weights = {item.name: item for item in proto.graph.initializer}
+    scale = np.logspace(-2, 2, 32, dtype=np.float32)
+    for name, factor in (("w1", scale[:, None, None, None]), ("w2", 1 / scale[None, :, None, None])):
+        weights[name].CopyFrom(constant(name, onnx.numpy_helper.to_array(weights[name]) * factor))
+    prices = itertools.count(1000.0, -10.0 if slower else 0.0)
+    monkeypatch.setattr("trtopt.pipeline.lower.form_price", lambda *_: lambda *_: next(prices))
+    samples = {"x": np.random.default_rng(0).standard_normal((32, 16, 16, 16)).astype(np.float32)}
+    options: dict[str, Any] = {"opt_shapes": RANGE["opt_shapes"], "calib": samples, "cache_dir": str(tmp_path)}
+    report = trtopt.build(saved(tmp_path, proto), precision="int8", **options)
+    step = next(step for step in report.steps if step.name == "equalize")
+    assert (step.changes == 0) == slower == step.details[0].endswith("not kept, the network is slower with it")
 
 
 def test_a_product_whose_saved_form_has_a_node_more_is_built(tmp_path: Path) -> None:

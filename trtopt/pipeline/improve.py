@@ -434,7 +434,7 @@ def improve(
 
     Nothing is tried on synthetic samples, which say nothing about errors, nor where the plan is good enough by
     ``holds``. Scalings, roundings and biases are fitted to
-    other samples than those that judge them; ranges come from all. A form with more nodes that costs more by ``price``
+    other samples than those that judge them; ranges come from all. A form that costs more by ``price``
     is not kept; None keeps it whatever it costs.
 
     Raises:
@@ -547,11 +547,10 @@ class _Trials:
         return kept
 
     def _is_free(self, problem: Problem, plan: PrecisionPlan) -> bool:
-        """Whether a form costs no more than the best so far; one with as many nodes does not."""
-        best = self.best.problem
-        if self._price is None or len(problem.model.graph) == len(best.model.graph):
+        """Whether a form costs no more than the best so far."""
+        if self._price is None:
             return True
-        return self._price(problem, plan) <= self._price(best, self.best.plan) * _SLOWER
+        return self._price(problem, plan) <= self._price(self.best.problem, self.best.plan) * _SLOWER
 
 
 def transferred(plan: PrecisionPlan, problem: Problem) -> PrecisionPlan:
