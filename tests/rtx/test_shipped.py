@@ -211,6 +211,30 @@ def test_a_recipe_that_makes_what_ships_slower_is_taken_back(tmp_path: Path, mon
     assert step.changes == 1 and step.details[0].startswith("without detour")
 
 
+def test_a_recipe_that_does_not_pay_beside_what_stays_fp32_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever plain costs; one that does stays."""
+    monkeypatch.setattr("trtopt.pipeline.session.rewrite", unjudged)
+    monkeypatch.setattr("trtopt.pipeline.session._Run._trials", lambda *_: iter(()))
+    monkeypatch.setattr(registry, "all_recipes", lambda: (Detour(),))
+    path = saved(tmp_path, conv_net())
+    options: dict[str, Any] = {"cache_dir": str(tmp_path), "no_cache": True}
+    assert any("detour" in str(layer.onnx_nodes) for layer in layers_of(trtopt.build(path, **options)))
+    monkeypatch.setattr("trtopt.pipeline.session.doubted", lambda first, used: list(used))
+    report = trtopt.build(path, **options)
+    step = next(step for step in report.steps if step.name == "held-against-plain")
+    assert step.changes == 1 and step.details[0].startswith("without detour")
+    assert not any("detour" in str(layer.onnx_nodes) for layer in layers_of(report))
+    monkeypatch.setattr("trtopt.pipeline.session._Run._price", lambda *_: 1.0)
+    assert any("detour" in str(layer.onnx_nodes) for layer in layers_of(trtopt.build(path, **options)))
+
+
+def layers_of(report: BuildReport) -> tuple[LayerInfo, ...]:
+    assert report.engine is not None and report.engine.layers is not None
+    return report.engine.layers
+
+
 @dataclass(frozen=True)
 class DeadEnd(Detour):
     """Puts an operator before a convolution that the compiler refuses: a cut to the size it has."""
