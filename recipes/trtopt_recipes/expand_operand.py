@@ -1,4 +1,4 @@
-"""Expands of what its readers repeat anyway, and their computed shapes."""
+"""Expands of what its readers repeat anyway, and shapes that are computed, or taken of what is computed."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ class ExpandedOperand:
     Rewrite:
         Add(scores, Where(Expand(mask, [Shape(x)[0], 1, 32, 32]), 0, -inf)) becomes Add(scores, Where(mask, 0, -inf)).
         Expand(token, Where(Equal(s, -1), 1, s)) for s = [Shape(x)[0], -1, -1] becomes
-        Expand(token, Concat(Shape(x)[0:1], [1, 1])).
+        Expand(token, Concat(Shape(x)[0:1], [1, 1])), and so does Shape(Max(rows, columns)) become
+        Concat(Shape(x)[0:1], [1], Shape(x)[1:2]).
     Requires:
         The Expand keeps the rank, and each of its readers up to an operator with another operand that provably has the
-        repeated dimension is element-wise, or a Gather from a constant. For the second form, a shape of numbers and
-        named dimensions of inputs, and opset 15.
+        repeated dimension is element-wise, or a Gather from a constant. For the others, a shape of numbers and
+        named dimensions of inputs, and opset 15; an axis is asked of the first input that has a dimension of its name.
     Why faster:
         A constant mask is one row, whatever the batch, and folds with what else is constant. Two layers of a ViT with
-        SDPA at batch 1 to 8, on TensorRT for RTX: 29 -> 28 kernels.
+        SDPA at batch 1 to 8, on TensorRT for RTX: 29 -> 28 kernels. What is computed for its shape alone goes.
     Numerics:
         Exact.
     Refuses when:
@@ -47,14 +48,17 @@ class ExpandedOperand:
     lossless: bool = True
 
     def find(self, model: ir.Model, target: Target) -> Findings:
-        """Expands; the choice of a match is ``dropped`` or ``shape``."""
-        nodes = [node for node in model.graph if edit.is_op(node, "Expand")]
+        """Expands, and Shapes; the choice of a match is ``dropped`` or ``shape``."""
+        nodes = [node for node in model.graph if edit.is_op(node, "Expand", "Shape")]
         known = Dimensions(model) if nodes else None
         matches = []
         for node in nodes:
             if known is None:
                 break
-            if _is_dropped(known, node):
+            if node.op_type == "Shape":
+                if _is_elsewhere(model, known, node):
+                    matches.append(Match((node,), choice="shape"))
+            elif _is_dropped(known, node):
                 matches.append(Match((node,), choice="dropped"))
             elif _is_long(known, node) and _sources(model, known.held(node.inputs[1]) or ()) is not None:
                 matches.append(Match((node,), choice="shape"))
@@ -72,9 +76,14 @@ class ExpandedOperand:
             edit.replace_value(made, source)
             edit.remove_node(node)
             return None
-        shape = _short_shape(model, node, known.held(node.inputs[1]) or (), self.name)
+        old = made if node.op_type == "Shape" else node.inputs[1]
+        shape = None if old is None else _short_shape(model, node, old, known.held(old) or (), self.name)
         if shape is None:
             return Refusal(match.label, "its shape is another by now")
+        if node.op_type == "Shape":
+            edit.replace_value(made, shape)
+            edit.remove_node(node)
+            return None
         node.replace_input_with(1, shape)
         edit.tag(node, self.name)
         return None
@@ -156,6 +165,15 @@ def _is_long(known: Dimensions, node: ir.Node) -> bool:
     ) or maker.op_type not in ("Concat", "Shape", "Constant")
 
 
+def _is_elsewhere(model: ir.Model, known: Dimensions, node: ir.Node) -> bool:
+    """Whether an input, or an input before it, has the dimensions of which a Shape asks a value."""
+    source, held = node.inputs[0], known.held(node.outputs[0]) or ()
+    named = _sources(model, held)
+    if source is None or not named or node.outputs[0].is_graph_output():
+        return False
+    return not source.is_graph_input() or (len(held) == 1 and all(value is not source for value, _ in named.values()))
+
+
 def _sources(model: ir.Model, held: Sequence[Dim | None]) -> dict[str, tuple[ir.Value, int]] | None:
     """By its name, an input and its axis for every dimension that is no number; None where one is not of an input."""
     if model.opset_imports.get("", 1) < 15:
@@ -171,15 +189,14 @@ def _sources(model: ir.Model, held: Sequence[Dim | None]) -> dict[str, tuple[ir.
     return {dim: named[dim] for dim in wanted if isinstance(dim, str)}
 
 
-def _short_shape(model: ir.Model, node: ir.Node, held: Sequence[Dim | None], recipe: str) -> ir.Value | None:
-    """``held`` as a tensor made from shapes of inputs and constants, in front of ``node``."""
+def _short_shape(
+    model: ir.Model, node: ir.Node, old: ir.Value, held: Sequence[Dim | None], recipe: str
+) -> ir.Value | None:
+    """``held``, which ``old`` holds, as a tensor made from shapes of inputs and constants, in front of ``node``."""
     sources = _sources(model, held)
     if sources is None or node.graph is None:
         return None
-    splice, old = edit.Splice(model, node, recipe), node.inputs[1]
-    if old is None:
-        return None
-    parts = []
+    splice, parts = edit.Splice(model, node, recipe), list[ir.Value]()
     for dim in held:
         if isinstance(dim, str):
             value, axis = sources[dim]

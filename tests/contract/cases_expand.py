@@ -41,6 +41,31 @@ CASES: tuple[Case, ...] = (
         "y = Concat <axis = 1> (e, x)",
         constants="int64[3] k = {-1, -1, -1}, int64[3] ones = {1, 1, 1}",
     ),
+    case("asked-of-what-is-computed", "m = Mul(x, x) s = Shape(m) e = Expand(w, s) y = Concat <axis = 1> (e, x)"),
+    case(
+        "computed-for-its-shape",
+        "r = ReduceMax <axes = [1]> (x) m = Max(r, x) p = Shape <start = 0, end = 2> (m) h = Concat <axis = 0> (p, d8) "
+        "e = Expand(w, h) y = Concat <axis = 1> (e, x)",
+        changes=2,  # the Shape, and the Expand whose shape is short then
+    ),
+    case(
+        "asked-of-the-first-input",
+        "p = Shape <start = 1, end = 2> (z) i = Cast <to = 1> (p) y = Mul(x, i)",
+        io="g (float[N, S, 8] x, float[N, S, 8] z) => (float[N, S, 8] y)",
+    ),
+    case("asked-of-it", "p = Shape <start = 1, end = 2> (x) i = Cast <to = 1> (p) y = Mul(x, i)", changes=0),
+    case("whole-shape-of-an-input", "s = Shape(x) e = Expand(w, s) y = Concat <axis = 1> (e, x)", changes=0),
+    case(
+        "shape-depends-on-data",
+        "f = NonZero(x) p = Shape(f) i = Cast <to = 1> (p) q = ReduceSum(i) y = Mul(x, q)",
+        changes=0,
+    ),
+    case(
+        "shape-is-output",
+        "m = Mul(x, x) s = Shape(m) y = Relu(m)",
+        io=IO.replace("y)", "y, int64[3] s)"),
+        changes=0,
+    ),
     case("is-output", f"{ROWS} y = Add(e, x)", io=IO.replace("y)", "y, float[N, 1, 8] e)"), changes=1),
     case("reader-is-output", f"{ROWS} q = Neg(e) y = Add(q, x)", io=IO.replace("y)", "y, float[N, 1, 8] q)")),
     case(
