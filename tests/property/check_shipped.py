@@ -212,7 +212,7 @@ def _of_report(report: BuildReport, found: Found) -> list[str]:
     found.seen["ships apart from what was judged"] += bool(report.judged_apart)
     if report.judged_apart.endswith("not known"):
         wrong.append(report.judged_apart)
-    is_said = report.backend != TENSORRT_RTX.name and "FP8 products are taken for INT8" in report.saved
+    is_said = report.config["backend"] != TENSORRT_RTX.name and "FP8 products are taken for INT8" in report.saved
     if not report.saved.endswith("loads it") and not is_said:
         wrong.append(report.saved)
     return wrong
