@@ -10,10 +10,12 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
+from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.engine.request import ShapeProfile
 from trtopt.errors import UsageError
 from trtopt.graph import invariants
 from trtopt.graph.artifact import ModelArtifact
+from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.network_io import change, check
 from trtopt.precision.fp16.cast_to_half import cast_to_half
 from trtopt.precision.fp16.network_io import (
@@ -235,10 +237,11 @@ def test_a_report_says_what_the_caller_feeds(tmp_path: Path) -> None:
 def test_profiles_get_the_channels(tmp_path: Path) -> None:
     artifact = model(tmp_path)
     profile = ShapeProfile({"x": ((1, 3, 8, 8), (8, 3, 8, 8), (16, 3, 8, 8))})
-    border = change(artifact, (profile,), parse_io(["x:fp16:hwc4"]), artifact.model, None)
+    target = BuildTarget(TENSORRT_RTX, None)
+    border = change(artifact, target.with_profiles((profile,)), parse_io(["x:fp16:hwc4"]), artifact.model, None)
     assert border.profiles[0].shapes["x"] == ((1, 4, 8, 8), (8, 4, 8, 8), (16, 4, 8, 8))
     assert border.artifact.steps[-1].name == "network-io"
-    assert change(artifact, (), (), artifact.model, None).feeds is None
+    assert change(artifact, target, (), artifact.model, None).feeds is None
 
 
 @pytest.mark.parametrize("data", [pixels() + 0.5, pixels() - 300, "synthetic"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -13,9 +13,11 @@ from trtopt.accuracy.compare import HostPart
 from trtopt.engine.request import ShapeProfile
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import ModelArtifact
+from trtopt.judge.target import BuildTarget
 from trtopt.precision.fp16.network_io import DTYPES, IoRequest, apply_io, check_io, describe, fed_as_before, feeds_for
 from trtopt.precision.fp16.states import check_states, state_requests
 from trtopt.precision.observe.stream import Samples
+from trtopt.precision.qdq.apart import apart
 from trtopt.report.schema.build import NetworkIo
 from trtopt.report.schema.steps import StepRecord
 from trtopt.support.ort_session import Feeds
@@ -72,13 +74,13 @@ def _check_whole(request: IoRequest, samples: Samples) -> None:
 
 def change(
     artifact: ModelArtifact,
-    profiles: tuple[ShapeProfile, ...],
+    target: BuildTarget,
     requests: Sequence[IoRequest],
     original: ir.Model,
     host: HostPart | None,
 ) -> FinalModel:
-    """Give a lowered model, whose engine takes ``profiles``, the inputs and outputs of ``requests``, which were
-    checked, and its states the type it computes them in.
+    """Give a model lowered for ``target`` the inputs and outputs of ``requests``, which were checked, its states the
+    type it computes them in, and FP8 the form that ONNX Runtime takes too.
 
     ``original`` is the model as loaded.
 
@@ -87,7 +89,8 @@ def change(
         InvalidModelError: A state that is to be updated in place is no input.
     """
     start = time.perf_counter()
-    before = artifact.model
+    before, profiles = apart(artifact.model, target.backend.name), target.profiles
+    artifact = replace(artifact, model=before)
     passed = set() if host is None else {str(value.name) for value in host.model.graph.inputs}
     states = state_requests(before, {*passed, *(request.name for request in requests)})
     requests = (*requests, *states)

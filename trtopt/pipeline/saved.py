@@ -21,7 +21,7 @@ from trtopt.engine.request import BuildRequest
 from trtopt.errors import InvalidModelError
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes
-from trtopt.precision.qdq.canonicalize import FP8
+from trtopt.precision.qdq.apart import is_fp8_product, loses_its_activation
 from trtopt.source.save import save_model
 from trtopt.support._lazy import is_available
 
@@ -109,12 +109,10 @@ def computes_wrong(model: ir.Model) -> str:
 
     Its rewritings take the zero point 0 of FP8 for the lowest of UINT8 and drop the Relu.
     """
-    for node in edit.all_nodes(model.graph):
-        source = node.inputs[0].producer() if edit.is_op(node, "QuantizeLinear") and node.inputs[0] else None
-        if source is not None and edit.is_op(source, "Relu", "Clip") and node.outputs[0].dtype in FP8:
-            names = "ReluQuantRewrite, ClipQuantRewrite"
-            return f"; its outputs are wrong unless disabled_optimizers has {names}: they drop Relu before FP8"
-    return ""
+    if not any(map(loses_its_activation, edit.all_nodes(model.graph))):
+        return ""
+    names = "ReluQuantRewrite, ClipQuantRewrite"
+    return f"; its outputs are wrong unless disabled_optimizers has {names}: they drop Relu before FP8"
 
 
 def remedy(model: ir.Model) -> str:
@@ -123,15 +121,6 @@ def remedy(model: ir.Model) -> str:
     It takes a product for one of INT8, and refuses the operator that it makes of it itself: in FP32 always, in FP16
     beside some others (a Softmax of its scores, in a network of the property tests).
     """
-    products = (node for node in edit.all_nodes(model.graph) if edit.is_op(node, "MatMul"))
-    if not any(all(map(_is_fp8, node.inputs)) for node in products):
+    if not any(map(is_fp8_product, edit.all_nodes(model.graph))):
         return ""
     return "; it loads with session.disable_quant_qdq=1: FP8 products are taken for INT8 otherwise"
-
-
-def _is_fp8(value: ir.Value | None) -> bool:
-    """Whether a value is one of FP8, dequantized."""
-    node = None if value is None else value.producer()
-    if node is None or not edit.is_op(node, "DequantizeLinear") or node.inputs[0] is None:
-        return False
-    return node.inputs[0].dtype in FP8

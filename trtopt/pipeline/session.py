@@ -350,7 +350,7 @@ class _Run:
     def _as_shipped(self, artifact: ModelArtifact) -> FinalModel:
         """A lowered model with the inputs and outputs asked for."""
         fixed = self._inputs.fixed.model
-        return network_io.change(artifact, self._target.profiles, self._settings.io, fixed, self._check.host)
+        return network_io.change(artifact, self._target, self._settings.io, fixed, self._check.host)
 
     def _shipped_form(self, model: ir.Model) -> FinalModel:
         """The same for a model of no history."""

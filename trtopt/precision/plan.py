@@ -116,7 +116,8 @@ class PrecisionPlan:
             found; the scales stay those of the weight.
         bias: What is added to the output channels of a quantized node, by node: float32 ``[channels]``.
         bfloat: Nodes that run in BF16 instead of ``narrow``, with the reason; none of ``wide``.
-        fused_quantizers: Whether INT8 quantizers behind 16-bit products are written as arithmetic.
+        fused_quantizers: Whether quantizers are written as TensorRT for RTX fuses them: INT8 ones behind 16-bit
+            products as arithmetic, FP8 ones with operators that keep ONNX Runtime from taking them for INT8.
     """
 
     requested: Precision

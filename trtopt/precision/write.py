@@ -29,7 +29,7 @@ from trtopt.precision.bias import add_bias
 from trtopt.precision.fp16.cast_to_half import cast_to_half
 from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.plan import WEIGHTED, NarrowType, PrecisionPlan, QuantizedOp
-from trtopt.precision.qdq.apart import biases_apart
+from trtopt.precision.qdq.apart import biases_apart, fp8_apart
 from trtopt.support.memo import once_per_array
 from trtopt.support.precision import Precision
 
@@ -383,11 +383,12 @@ def apply_plan(base: ir.Model, plan: PrecisionPlan) -> ir.Model:
     if plan.quantized:
         quantized = quantize(base, plan)
         model, wide = quantized.model, wide | quantized.wide
-    if plan.narrow is None:
-        return model
-    narrow = cast_to_half(model, plan.narrow, wide, plan.bfloat)
-    biases_apart(narrow)
-    return narrow
+    if plan.narrow is not None:
+        model = cast_to_half(model, plan.narrow, wide, plan.bfloat)
+        biases_apart(model)
+    if plan.quantized and plan.fused_quantizers:
+        fp8_apart(model)
+    return model
 
 
 def cast_borders(model: ir.Model, narrow: ir.DataType) -> ir.Model:

@@ -1,9 +1,17 @@
-"""Biases of 8-bit products that ONNX Runtime cannot write as INT32, as additions behind the product.
+"""Forms of quantized operators that ONNX Runtime does not mistake for others.
 
-ONNX Runtime (1.31, ``WeightBiasQuantization``, from its basic level on) writes the constant bias of a convolution or
-Gemm that reads a dequantized tensor and is quantized again as INT32, with the product of the two scales as its scale.
-In FP16 that product is often too small, or the bias in units of it beyond 65504: the outputs are wrong. Compilers add a
-constant behind a product in its kernel as they add a bias.
+Biases that it cannot write as INT32 become additions behind the product. ONNX Runtime (1.31,
+``WeightBiasQuantization``, from its basic level on) writes the constant bias of a convolution or Gemm that reads a
+dequantized tensor and is quantized again as INT32, with the product of the two scales as its scale. In FP16 that
+product is often too small, or the bias in units of it beyond 65504: the outputs are wrong. Compilers add a constant
+behind a product in its kernel as they add a bias.
+
+Between a product of FP8 and the dequantizer of its first operand a multiplication by one half stands. ONNX Runtime
+takes the product of two dequantized tensors for one of INT8 (``MatMulIntegerToFloat``, ``QLinearMatMul``, ``QGemm``)
+and refuses that operator itself, as its operands are FP8. Between a Relu or Clip and a quantizer to FP8 a Max with the
+lowest number stands: ``ReluQuantRewrite`` and ``ClipQuantRewrite`` take the zero point 0 of FP8 for the lowest of UINT8
+and drop what is before it, and the outputs are wrong. TensorRT for RTX (1.7.1) builds the same kernels with these two
+and without (seven networks of ``benchmarks/zoo``, FP8 wherever it goes).
 """
 
 from __future__ import annotations
@@ -12,8 +20,131 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
+from trtopt.precision.qdq.canonicalize import FP8
 
 _HALF = np.finfo(np.float16)
+_LARGEST_SCALE = 64.0
+"""From here on twice the largest FP8 number (448) overflows FP16, or nearly so."""
+
+
+def apart(model: ir.Model, backend: str) -> ir.Model:
+    """A model whose FP8 is written in these forms, where ``backend`` takes them: a clone if anything changes."""
+    nodes = list(edit.all_nodes(model.graph)) if backend == "tensorrt-rtx" else []
+    if not any(is_fp8_product(node) or loses_its_activation(node) for node in nodes):
+        return model
+    clone = model.clone()
+    fp8_apart(clone)
+    return clone
+
+
+def fp8_apart(model: ir.Model) -> None:
+    """Write products of FP8 and activations before FP8 in these forms, in place."""
+    _products_apart(model)
+    _activations_apart(model)
+
+
+def together(model: ir.Model) -> None:
+    """Undo :func:`fp8_apart` in place, so that Q/DQ stands at the operators that it belongs to."""
+    names = edit.Names(model)
+    for node in list(model.graph):
+        value = node.inputs[0] if edit.is_op(node, "Max", "Mul") else None
+        number = None if value is None else edit.constant_of(edit.input_of(node, 1))
+        if value is None or number is None or number.size != 1 or node.outputs[0].is_graph_output():
+            continue
+        readers = [user for user, _ in node.outputs[0].uses()]
+        if node.op_type == "Max":
+            if number.item() == np.finfo(number.dtype).min and all(map(_quantizes_to_fp8, readers)):
+                edit.replace_value(node.outputs[0], value)
+        elif number.item() in (0.5, 2.0) and len(value.uses()) == 1 and _scale_by(model.graph, value, number, names):
+            edit.replace_value(node.outputs[0], value)
+        if not node.outputs[0].uses():
+            edit.remove_node(node)
+
+
+def _scale_by(graph: ir.Graph, value: ir.Value, number: np.ndarray, names: edit.Names) -> bool:
+    """Multiply what is dequantized from FP8 by a power of two; False for others, and where the scale is computed."""
+    node = value.producer()
+    scale = edit.constant_of(node.inputs[1]) if node is not None and _is_fp8(value) else None
+    if node is None or scale is None:
+        return False
+    array = np.asarray(scale * number.reshape(()).astype(scale.dtype), scale.dtype)
+    node.replace_input_with(1, edit.add_initializer(graph, names.value(f"{value.name}_scale"), array))
+    return True
+
+
+def _products_apart(model: ir.Model) -> None:
+    """Let products of FP8 read half of what is dequantized with twice the scale, in place; exact but for subnormals."""
+    graph, names = model.graph, edit.Names(model)
+    halves: dict[ir.Value, ir.Value] = {}
+    for node in list(graph):
+        if is_fp8_product(node) and (value := node.inputs[0]) is not None:
+            if value not in halves and (half := _half(graph, value, names)) is not None:
+                halves[value] = half
+            if value in halves:
+                node.replace_input_with(0, halves[value])
+    for value in halves:
+        if not value.uses() and not value.is_graph_output():
+            edit.remove_node(value.producer())
+
+
+def _activations_apart(model: ir.Model) -> None:
+    """Put a Max that changes nothing between activations and quantizers to FP8, in place."""
+    graph, names = model.graph, edit.Names(model)
+    for node in list(graph):
+        value = node.inputs[0] if loses_its_activation(node) else None
+        if value is not None and value.dtype is not None:
+            base = str(value.name)
+            lowest = np.asarray(np.finfo(value.dtype.numpy()).min)
+            constant = edit.add_initializer(graph, names.value(f"{base}_lowest"), lowest)
+            name, output = names.node(f"trtopt/Max/{base}"), names.value(f"{base}_kept")
+            kept = edit.new_node("Max", [value, constant], name=name, output=output, like=value)
+            graph.insert_before(node, kept)
+            node.replace_input_with(0, kept.outputs[0])
+
+
+def loses_its_activation(node: ir.Node) -> bool:
+    """Whether a node quantizes the output of a Relu or Clip to FP8."""
+    value = node.inputs[0] if _quantizes_to_fp8(node) else None
+    return value is not None and edit.is_op(value.producer(), "Relu", "Clip")
+
+
+def is_fp8_product(node: ir.Node) -> bool:
+    """Whether both operands of a MatMul or Gemm are dequantized from FP8."""
+    return edit.is_op(node, "MatMul", "Gemm") and all(map(_is_fp8, node.inputs[:2]))
+
+
+def _quantizes_to_fp8(node: ir.Node) -> bool:
+    return edit.is_op(node, "QuantizeLinear") and node.outputs[0].dtype in FP8
+
+
+def _is_fp8(value: ir.Value | None) -> bool:
+    """Whether a value is dequantized from FP8."""
+    node = None if value is None else value.producer()
+    if node is None or not edit.is_op(node, "DequantizeLinear") or node.inputs[0] is None:
+        return False
+    return node.inputs[0].dtype in FP8
+
+
+def _half(graph: ir.Graph, value: ir.Value, names: edit.Names) -> ir.Value | None:
+    """``value`` as half of what is dequantized with twice its scale; None where that is computed, or one of many."""
+    node = value.producer()
+    scale = None if node is None else edit.constant_of(node.inputs[1])
+    if node is None or scale is None or scale.size != 1:
+        return None
+    factor = scale.dtype.type(0.5 if float(scale.max()) < _LARGEST_SCALE else 2)
+    base = str(value.name)
+    constants = [
+        edit.add_initializer(graph, names.value(f"{base}_{text}"), np.asarray(array))
+        for text, array in (("scale_apart", scale / factor), ("factor", factor))
+    ]
+    nodes: list[ir.Node] = []
+    inputs = [node.inputs[0], constants[0], *node.inputs[2:]]
+    for op_type, text in (("DequantizeLinear", "apart"), ("Mul", "product")):
+        name, output = names.node(f"trtopt/{op_type}/{base}_{text}"), names.value(f"{base}_{text}")
+        nodes.append(edit.new_node(op_type, inputs, name=name, output=output, like=value))
+        inputs = [nodes[0].outputs[0], constants[1]]
+    edit.insert_behind(graph, value, nodes)
+    return nodes[-1].outputs[0]
 
 
 def biases_apart(model: ir.Model) -> None:

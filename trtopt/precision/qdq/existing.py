@@ -22,6 +22,7 @@ from trtopt.precision import rules
 from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.plan import FP16, WEIGHTED
 from trtopt.precision.qdq import forms
+from trtopt.precision.qdq.apart import together
 from trtopt.precision.qdq.blocked import NBITS, expand_blocked
 from trtopt.precision.qdq.canonicalize import INTEGERS, QdqEditor, Quantizer, dequantized, quantizer_of
 from trtopt.precision.qdq.cast_weights import expand_cast_weights, has_cast_weights
@@ -370,6 +371,7 @@ def canonicalize_qdq(model: ir.Model, backend: str) -> CanonicalQdq | None:
     expand_cast_weights(work)
     if work.changes:
         infer_in_place(clone)
+    together(clone)
     for mend_form in forms.PASSES:
         mend_form(work)
     place_qdq(work)
