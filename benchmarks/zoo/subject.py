@@ -68,12 +68,16 @@ class Exported(nn.Module):
         return found[0] if isinstance(found, (tuple, list)) and len(found) == 1 else found
 
 
+_NOTHING = 1e-8
+"""Standard deviation up to which weights count as zero: SAM's start at 1e-10, which no FP16 holds."""
+
+
 def _fill(module: nn.Module) -> None:
     """Make parameters that libraries start at one constant (biases, norms, layer scales) differ, as training does."""
     for name, value in module.named_parameters():
-        if value.numel() < 2 or not value.is_floating_point() or float(value.std()) > 0:
+        if value.numel() < 2 or not value.is_floating_point() or float(value.std()) > _NOTHING:
             continue
-        first = float(value.flatten()[0])
+        first = float(value.flatten()[0]) if float(value.std()) == 0 else 0.0
         noise = torch.randn_like(value)
         if first >= 0.5:  # the scale of a normalization
             value.data = 1 + 0.1 * noise
