@@ -83,8 +83,9 @@ def _products_apart(model: ir.Model) -> None:
             if value in halves:
                 node.replace_input_with(0, halves[value])
     for value in halves:
-        if not value.uses() and not value.is_graph_output():
-            edit.remove_node(value.producer())
+        maker = value.producer()
+        if maker is not None and not value.uses() and not value.is_graph_output():
+            edit.remove_node(maker)
 
 
 def _activations_apart(model: ir.Model) -> None:
