@@ -29,6 +29,7 @@ from trtopt_recipes.linear_as_conv import LinearAsConv
 from trtopt_recipes.low_rank_weight import LowRankWeight
 from trtopt_recipes.mask_constant import MaskConstant
 from trtopt_recipes.masked_rows import MaskedRows
+from trtopt_recipes.merged_heads import MergedHeads
 from trtopt_recipes.merged_projection import MergedProjection, RotatedProjection
 from trtopt_recipes.merged_transpose import MergedTranspose
 from trtopt_recipes.mish import Mish
@@ -64,6 +65,7 @@ PACK = (
     Identity(),
     NoOp(),
     CastChain(),
+    MergedHeads(),
     MergedTranspose(),
     TransposePair(),
     ReshapeChain(),

@@ -19,14 +19,25 @@ def dialect_attention(b: NetBuilder, x: Value) -> Value:
         q, k = (b.binary("Mul", each, b.scalar(size**-0.25)) for each in (q, k))
     elif place == 1:
         q = b.binary("Mul", q, b.scalar(size**-0.5))
-    scores = b.op("MatMul", [q.name, k.name], [n, heads, s, s])
+    scores = _product(b, q, k)
     if place == 2:
         scores = b.binary("Mul", scores, b.scalar(size**-0.5))
     scores = _masked(b, x, scores)
     weights = _guarded(b, b.unary("Softmax", _shifted(b, scores), axis=-1), scores)
-    turned = b.transpose(b.op("MatMul", [weights.name, v.name], [n, heads, s, size]), 0, 2, 1, 3)
+    turned = b.transpose(_product(b, weights, v), 0, 2, 1, 3)
     out = linear(b, b.reshape(turned, n, s, heads * size), x.width)
     return b.binary("Add", out, x) if b.chance(0.8) else out
+
+
+def _product(b: NetBuilder, one: Value, other: Value) -> Value:
+    """Of tensors [N, H, ...]; as torch.bmm, with both axes merged meanwhile, in opsets where no other draw changes."""
+    shape = (*one.shape[:3], other.shape[3])
+    if b.opset % 3:
+        return b.op("MatMul", [one.name, other.name], shape)
+    flat = [b.op("Reshape", [x.name, b.ints(-1, x.dim(2), x.dim(3))], ("M", *x.shape[2:])) for x in (one, other)]
+    made = b.op("MatMul", [x.name for x in flat], ("M", *shape[2:]))
+    lead = shape[0] if isinstance(shape[0], int) else -1
+    return b.op("Reshape", [made.name, b.ints(lead, one.dim(1), one.dim(2), other.dim(3))], shape)
 
 
 def _projections(b: NetBuilder, x: Value, width: int) -> list[Value]:

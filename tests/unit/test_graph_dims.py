@@ -235,3 +235,23 @@ def test_patches_of_an_open_image_are_counted(tmp_path: Path) -> None:
         for height, width in ((2, 2), (5, 4), (9, 3)):
             found = session.run({"x": np.zeros((2, 1, height, width), np.float32)})
             assert found[0].shape == (2, (height // 2) * (width // 2) + 1, 2, 2)
+
+
+def test_what_is_repeated_is_as_many_times_as_long(tmp_path: Path) -> None:
+    """ALiBi's slopes, a row for each head and entry of the batch."""
+    text = (
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[N, S] x) => (float y) '
+        "<float[3, 1, 4] slopes = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, int64[1] o = {1}> "
+        "{ n = Shape <start = 0, end = 1> (x) r = Concat <axis = 0> (n, o, o) t = Tile(slopes, r) "
+        "i = Concat <axis = 0> (n, n) u = Tile(x, i) v = Abs(u) w = ReduceSum <keepdims = 0> (v) y = Mul(t, w) }"
+    )
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    model = load(tmp_path / "m.onnx").model
+    known = Dimensions(model)
+    values = {value.name: value for node in model.graph for value in node.outputs}
+    assert [known.name(dim) if not isinstance(dim, int) else dim for dim in known.of(values["t"]) or ()] == [
+        "product(3, N)",
+        1,
+        4,
+    ]
+    assert [known.name(dim) for dim in known.of(values["u"]) or ()] == ["product(N, N)", "product(N, S)"]

@@ -270,6 +270,13 @@ def _expand(known: Dimensions, node: ir.Node) -> _Found:
     return _joined([dims, [dim for dim in target if dim is not None]])
 
 
+def _tile(known: Dimensions, node: ir.Node) -> _Found:
+    dims, times = known.of(edit.input_of(node, 0)), known.held(edit.input_of(node, 1))
+    if dims is None or times is None or len(times) != len(dims):
+        return None
+    return [_times(known, dim, number) for dim, number in zip(dims, times, strict=True)]
+
+
 def _gather(known: Dimensions, node: ir.Node) -> _Found:
     dims, places = known.of(edit.input_of(node, 0)), known.of(edit.input_of(node, 1))
     if not dims or places is None:
@@ -519,6 +526,7 @@ _RULES: dict[str, _Rule] = {
     "Slice": _slice,
     "Split": _split,
     "Squeeze": _squeeze,
+    "Tile": _tile,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }
