@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto
 
 from trtopt.graph.edit import constant_of
-from trtopt.precision.qdq.apart import apart, together
+from trtopt.precision.qdq.apart import apart, fp8_apart, together
 from trtopt.source.onnx_file import load
 
 PRODUCT = "q = QuantizeLinear(READ, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear(w, s) y = MatMul(LEFT, v)"
@@ -75,6 +75,15 @@ def test_activations_of_bf16_are_kept(tmp_path: Path) -> None:
     assert operators(made) == "Relu Max QuantizeLinear DequantizeLinear Mul DequantizeLinear MatMul".split()
     together(made)
     assert operators(made) == operators(model)
+
+
+def test_no_constant_is_left_over(tmp_path: Path) -> None:
+    model = read("r = Relu(x) " + PRODUCT.replace("READ", "r").replace("LEFT", "d"), tmp_path)
+    made = apart(model, "tensorrt-rtx")
+    for write in (together, fp8_apart):
+        write(made)
+        names = {name for name, value in made.graph.initializers.items() if not value.uses()}
+        assert names <= {name for name, value in model.graph.initializers.items() if not value.uses()}
 
 
 def test_products_keep_the_type_that_they_read(tmp_path: Path) -> None:

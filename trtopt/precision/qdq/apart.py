@@ -58,15 +58,29 @@ def together(model: ir.Model) -> None:
         elif number in (0.5, 2.0) and len(value.uses()) == 1 and _scale_by(model.graph, value, number, names):
             edit.replace_value(node.outputs[0], value)
         if not node.outputs[0].uses():
-            edit.remove_node(node)
+            _remove(node)
+
+
+def _remove(node: ir.Node) -> None:
+    """Take an unused node out, and the constants that nobody else reads."""
+    graph, given = edit.graph_of(node), [value for value in node.inputs if value is not None]
+    edit.remove_node(node)
+    _drop(graph, *given)
+
+
+def _drop(graph: ir.Graph, *values: ir.Value) -> None:
+    for value in values:
+        if value.is_initializer() and not value.uses() and not value.is_graph_output():
+            graph.initializers.pop(str(value.name), None)
 
 
 def _scale_by(graph: ir.Graph, value: ir.Value, number: np.ndarray, names: edit.Names) -> bool:
     """Multiply what is dequantized from FP8 by a power of two; False for others, for outputs of the graph, and where
     the scale is computed, or cannot be halved or doubled."""
     node = value.producer()
-    scale = edit.constant_of(node.inputs[1]) if node is not None and _is_fp8(value) else None
-    if node is None or scale is None or value.is_graph_output():
+    old = node.inputs[1] if node is not None and _is_fp8(value) else None
+    scale = edit.constant_of(old)
+    if node is None or old is None or scale is None or value.is_graph_output():
         return False
     factor = number.astype(scale.dtype)
     with np.errstate(over="ignore"):
@@ -74,6 +88,7 @@ def _scale_by(graph: ir.Graph, value: ir.Value, number: np.ndarray, names: edit.
     if not np.array_equal(array / factor, scale):
         return False
     node.replace_input_with(1, edit.add_initializer(graph, names.value(f"{value.name}_scale"), array))
+    _drop(graph, old)
     return True
 
 
@@ -90,7 +105,7 @@ def _products_apart(model: ir.Model) -> None:
     for value in halves:
         maker = value.producer()
         if maker is not None and not value.uses() and not value.is_graph_output():
-            edit.remove_node(maker)
+            _remove(maker)
 
 
 def _activations_apart(model: ir.Model) -> None:
@@ -215,5 +230,4 @@ def _move(graph: ir.Graph, node: ir.Node, names: edit.Names) -> None:
     addition = edit.new_node("Add", [output, constant], name=name, output=result, like=output)
     node.resize_inputs(2)
     edit.chain_behind(output, [addition], names, "unbiased")
-    if not bias.uses() and bias.is_initializer():
-        graph.initializers.pop(str(bias.name), None)
+    _drop(graph, bias)
