@@ -171,4 +171,5 @@ def test_another_weight_or_option_asks_anew(runs: Runs) -> None:
     report = runs.optimize()
     assert report.calibration is not None and not report.calibration.cached
     assert report.search is not None and not report.search.resumed
-    assert runs.priced <= 2, "what a kernel costs does not depend on its weights; what ships has other scales"
+    text = "what a kernel costs does not depend on its weights; better numbers and what ships have other scales"
+    assert runs.priced <= 3, text
