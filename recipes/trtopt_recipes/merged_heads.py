@@ -76,7 +76,7 @@ class MergedHeads:
             return Refusal(match.label, "it is not merged and split any more")
         for node in inner:
             for index, value in enumerate(node.inputs):
-                source = _unmerged(value, leads[node.outputs[0]], known)
+                source = _unmerged(value, node.outputs[0], leads[node.outputs[0]], known)
                 if source is not None:
                     node.replace_input_with(index, source)
         for node in inner:
@@ -121,8 +121,8 @@ def _merges(node: ir.Node, known: Dimensions) -> _Lead | None:
 
 
 def _splits(node: ir.Node, leads: Mapping[ir.Value, _Lead], known: Dimensions) -> bool:
-    """Whether a Reshape gives a tensor the two axes back that were merged, and does nothing else."""
-    value = node.inputs[0] if _may_merge(node) else None
+    """Whether a Reshape in the main graph gives a tensor the two axes back that were merged, and nothing else."""
+    value = node.inputs[0] if _may_merge(node) and known.is_main(node) else None
     before, after = known.of(value), known.of(node.outputs[0])
     if value is None or value not in leads or before is None or after is None or len(after) != len(before) + 1:
         return False
@@ -157,25 +157,28 @@ def _is_alike(value: ir.Value, rank: int, lead: _Lead, known: Dimensions) -> boo
     dims = known.of(value)
     if dims is None or len(dims) > rank:
         return False
-    return len(dims) < rank or dims[0] == 1 or _repeated(value, lead, known) is not None
+    return len(dims) < rank or dims[0] == 1 or _repeated(value, rank, lead, known) is not None
 
 
-def _repeated(value: ir.Value, lead: _Lead, known: Dimensions) -> ir.Value | None:
-    """What is repeated as a whole for every entry of the first of two axes; the second is longer than 1."""
+def _repeated(value: ir.Value, rank: int, lead: _Lead, known: Dimensions) -> ir.Value | None:
+    """What of the rank of merged tensors is repeated as a whole for every entry of the first of the two axes; the
+    second is longer than 1."""
     node = value.producer()
     source = node.inputs[0] if node is not None and edit.is_op(node, "Tile") else None
     before, after = known.of(source), known.of(value)
-    if before is None or after is None or before[1:] != after[1:]:
+    if before is None or after is None or len(after) != rank or before[1:] != after[1:]:
         return None
     return source if before[0] == lead[1] and isinstance(lead[1], int) and lead[1] > 1 else None
 
 
-def _unmerged(value: ir.Value | None, lead: _Lead, known: Dimensions) -> ir.Value | None:
-    """What stands for a tensor where the axes are not merged; None where it does itself."""
+def _unmerged(value: ir.Value | None, made: ir.Value, lead: _Lead, known: Dimensions) -> ir.Value | None:
+    """What stands for an operand of a merged tensor where the axes are not merged; None where it does itself."""
     node = value.producer() if value is not None else None
     if value is None or node is None:
         return None
-    return node.inputs[0] if _may_merge(node) and _merges(node, known) == lead else _repeated(value, lead, known)
+    if _may_merge(node) and _merges(node, known) == lead:
+        return node.inputs[0]
+    return _repeated(value, len(known.of(made) or ()), lead, known)
 
 
 def _connected(nodes: Iterable[ir.Node], leads: Mapping[ir.Value, _Lead]) -> Iterator[tuple[ir.Node, ...]]:

@@ -55,6 +55,21 @@ CASES: tuple[Case, ...] = (
         f"{SCORES} s1 = Add(s0, b) p = Softmax(s1) {BEHIND}",
         values={"b": np.ones((6, 1, 5), np.float32)},
     ),
+    case(
+        "rows-repeated",
+        f"b = Tile(t, r) {SCORES} s1 = Add(s0, b) s2 = MatMul(s1, b) p = Softmax(s2) {BEHIND}",
+        io=IO.replace(" 5,", " 6,"),
+        numbers=SHAPES.replace("5", "6") + ", int64[2] r = {2, 1}",
+        values={"t": np.linspace(-1, 1, 18, dtype=np.float32).reshape(3, 6)},
+    ),
+    no_case(
+        "split-in-a-branch",
+        f"{SCORES} p = Softmax(s0) {BEHIND} z = If(c) "
+        "<then_branch = t () => (float[2, 3, 5, 4] i) { i = Reshape(y3, o) }, "
+        "else_branch = e () => (float[2, 3, 5, 4] j) { j = Relu(q) }>",
+        io=IO.replace(") =>", ", bool c) =>").replace("y)", "y, float[2, 3, 5, 4] z)"),
+        refusals=1,
+    ),
     no_case("over-heads", f"{SCORES} p = Softmax <axis = 0> (s0) {BEHIND}"),
     no_case("heads-moved", f"{SCORES} p0 = Transpose <perm = [1, 0, 2]> (s0) p = Reshape(p0, s3) {BEHIND}"),
     no_case(

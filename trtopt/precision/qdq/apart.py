@@ -16,6 +16,7 @@ and without (seven networks of ``benchmarks/zoo``, FP8 wherever it goes).
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -23,8 +24,6 @@ from trtopt.graph import edit
 from trtopt.precision.qdq.canonicalize import FP8
 
 _HALF = np.finfo(np.float16)
-_LARGEST_SCALE = 64.0
-"""From here on twice the largest FP8 number (448) overflows FP16, or nearly so."""
 
 
 def apart(model: ir.Model, backend: str) -> ir.Model:
@@ -49,26 +48,47 @@ def together(model: ir.Model) -> None:
     for node in list(model.graph):
         value = node.inputs[0] if edit.is_op(node, "Max", "Mul") else None
         number = None if value is None else edit.constant_of(edit.input_of(node, 1))
-        if value is None or number is None or number.size != 1 or node.outputs[0].is_graph_output():
+        if value is None or number is None or number.ndim or node.outputs[0].is_graph_output():
             continue
         readers = [user for user, _ in node.outputs[0].uses()]
         if node.op_type == "Max":
-            if number.item() == np.finfo(number.dtype).min and all(map(_quantizes_to_fp8, readers)):
+            is_before = bool(readers) and all(map(_quantizes_to_fp8, readers))
+            if is_before and number == ml_dtypes.finfo(number.dtype).min:
                 edit.replace_value(node.outputs[0], value)
-        elif number.item() in (0.5, 2.0) and len(value.uses()) == 1 and _scale_by(model.graph, value, number, names):
+        elif number in (0.5, 2.0) and len(value.uses()) == 1 and _scale_by(model.graph, value, number, names):
             edit.replace_value(node.outputs[0], value)
         if not node.outputs[0].uses():
-            edit.remove_node(node)
+            _remove(node)
+
+
+def _remove(node: ir.Node) -> None:
+    """Take an unused node out, and the constants that nobody else reads."""
+    graph, given = edit.graph_of(node), [value for value in node.inputs if value is not None]
+    edit.remove_node(node)
+    _drop(graph, *given)
+
+
+def _drop(graph: ir.Graph, *values: ir.Value) -> None:
+    for value in values:
+        if value.is_initializer() and not value.uses() and not value.is_graph_output():
+            graph.initializers.pop(str(value.name), None)
 
 
 def _scale_by(graph: ir.Graph, value: ir.Value, number: np.ndarray, names: edit.Names) -> bool:
-    """Multiply what is dequantized from FP8 by a power of two; False for others, and where the scale is computed."""
+    """Multiply what is dequantized from FP8 by a power of two; False for others, for outputs of the graph, and where
+    the scale is computed, or cannot be halved or doubled."""
     node = value.producer()
-    scale = edit.constant_of(node.inputs[1]) if node is not None and _is_fp8(value) else None
-    if node is None or scale is None:
+    old = node.inputs[1] if node is not None and _is_fp8(value) else None
+    scale = edit.constant_of(old)
+    if node is None or old is None or scale is None or value.is_graph_output():
         return False
-    array = np.asarray(scale * number.reshape(()).astype(scale.dtype), scale.dtype)
+    factor = number.astype(scale.dtype)
+    with np.errstate(over="ignore"):
+        array = np.asarray(scale * factor, scale.dtype)
+    if not np.array_equal(array / factor, scale):
+        return False
     node.replace_input_with(1, edit.add_initializer(graph, names.value(f"{value.name}_scale"), array))
+    _drop(graph, old)
     return True
 
 
@@ -85,7 +105,7 @@ def _products_apart(model: ir.Model) -> None:
     for value in halves:
         maker = value.producer()
         if maker is not None and not value.uses() and not value.is_graph_output():
-            edit.remove_node(maker)
+            _remove(maker)
 
 
 def _activations_apart(model: ir.Model) -> None:
@@ -95,7 +115,7 @@ def _activations_apart(model: ir.Model) -> None:
         value = node.inputs[0] if loses_its_activation(node) else None
         if value is not None and value.dtype is not None:
             base = str(value.name)
-            lowest = np.asarray(np.finfo(value.dtype.numpy()).min)
+            lowest = np.asarray(ml_dtypes.finfo(value.dtype.numpy()).min)
             constant = edit.add_initializer(graph, names.value(f"{base}_lowest"), lowest)
             name, output = names.node(f"trtopt/Max/{base}"), names.value(f"{base}_kept")
             kept = edit.new_node("Max", [value, constant], name=name, output=output, like=value)
@@ -130,13 +150,19 @@ def _half(graph: ir.Graph, value: ir.Value, names: edit.Names) -> ir.Value | Non
     """``value`` as half of what is dequantized with twice its scale; None where that is computed, or one of many."""
     node = value.producer()
     scale = None if node is None else edit.constant_of(node.inputs[1])
-    if node is None or scale is None or scale.size != 1:
+    stored = None if node is None else node.inputs[0]
+    if node is None or scale is None or scale.size != 1 or stored is None or stored.dtype is None:
         return None
-    factor = scale.dtype.type(0.5 if float(scale.max()) < _LARGEST_SCALE else 2)
+    kinds = (scale.dtype, scale.dtype if value.dtype is None else value.dtype.numpy())
+    largest = min(float(ml_dtypes.finfo(kind).max) for kind in kinds)
+    factor = 0.5 if 2 * float(scale.max()) * FP8[stored.dtype] <= largest else 2.0
     base = str(value.name)
     constants = [
-        edit.add_initializer(graph, names.value(f"{base}_{text}"), np.asarray(array))
-        for text, array in (("scale_apart", scale / factor), ("factor", factor))
+        edit.add_initializer(graph, names.value(f"{base}_{text}"), np.asarray(array, kind))
+        for text, array, kind in (
+            ("scale_apart", scale / scale.dtype.type(factor), kinds[0]),
+            ("factor", factor, kinds[1]),
+        )
     ]
     nodes: list[ir.Node] = []
     inputs = [node.inputs[0], constants[0], *node.inputs[2:]]
@@ -144,6 +170,7 @@ def _half(graph: ir.Graph, value: ir.Value, names: edit.Names) -> ir.Value | Non
         name, output = names.node(f"trtopt/{op_type}/{base}_{text}"), names.value(f"{base}_{text}")
         nodes.append(edit.new_node(op_type, inputs, name=name, output=output, like=value))
         inputs = [nodes[0].outputs[0], constants[1]]
+    nodes[0].attributes.update(node.attributes)
     edit.insert_behind(graph, value, nodes)
     return nodes[-1].outputs[0]
 
@@ -203,5 +230,4 @@ def _move(graph: ir.Graph, node: ir.Node, names: edit.Names) -> None:
     addition = edit.new_node("Add", [output, constant], name=name, output=result, like=output)
     node.resize_inputs(2)
     edit.chain_behind(output, [addition], names, "unbiased")
-    if not bias.uses() and bias.is_initializer():
-        graph.initializers.pop(str(bias.name), None)
+    _drop(graph, bias)
