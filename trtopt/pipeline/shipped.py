@@ -550,6 +550,8 @@ def judged_apart(built: Built, *, sparse: bool) -> str:
         reasons.append(f"better 8-bit numbers ({', '.join(better)})")
     if lowered.quantized and lowered.judged is None and lowered.search is None:
         reasons.append(f"{count(len(lowered.quantized), '8-bit node')} that nobody judged")
+    if not built.final.records and len(built.final.artifact.model.graph) > len(lowered.artifact.model.graph):
+        reasons.append("its own FP8 in the form that ONNX Runtime takes")
     why = " and ".join(reasons) or "not known"
     us = built.cost.predicted_us
     return f"judged {judged_us:.2f} us {stage}, ships {us:.2f} us ({share:+.2%}); between them: {why}"
