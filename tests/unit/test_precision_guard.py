@@ -348,6 +348,19 @@ def test_equal_blocks_are_judged_once() -> None:
     assert len(judges[0].asked) == len(judges[1].asked)
 
 
+@pytest.mark.parametrize(("steps", "regions"), [(16, 17), (17, 2), (40, 2)])
+def test_the_many_readers_of_one_weight_are_one_region(steps: int, regions: int) -> None:
+    lines = [f"a{i} = MatMul(h{i}, w) h{i + 1} = Tanh(a{i})" for i in range(steps)]
+    text = f"g (float[8,32] h0) => (float[8,32] y) {{ {' '.join(lines)} y = MatMul(h{steps}, v) }}"
+    source = model(text, w=(32, 32), v=(32, 32))
+    found = find_candidates(problem_of(source), (Precision.INT8,)).regions
+    assert len(found) == regions
+    assert [node for region in found for node in region.nodes] == [*(f"a{i}" for i in range(steps)), "y"]
+    judge = RuleJudge(lambda _: 3.0)
+    assert len(guard_of(source, judge).choose().choice) == steps + 1
+    assert len(judge.asked) < 40
+
+
 @pytest.mark.parametrize(
     ("first", "last", "found"),
     [

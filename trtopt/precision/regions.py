@@ -8,6 +8,7 @@ kernel, and the scores are written to memory.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +26,10 @@ from trtopt.precision.write import LARGEST, eight_bit
 from trtopt.report.schema.steps import Refusal
 from trtopt.support.memo import once_per_array
 from trtopt.support.precision import Precision
+
+_MOST_APART = 16
+"""Readers of one weight that are regions of their own. The subgraph of a step of a written recurrence holds all steps before it,
+and all of them are alike: 131 regions of an LSTM of two layers and 64 steps were not judged within ten minutes."""
 
 _MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
@@ -142,7 +147,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Region:
-    """Nodes that read one tensor, after which the region is named; it is quantized once for all of them."""
+    """Nodes that read one tensor, after which the region is named; it is quantized once for all of them. What shares a
+    weight with many, as the steps of a recurrence that is written out, is one region, named after the first."""
 
     name: str
     nodes: tuple[str, ...]
@@ -188,9 +194,13 @@ def find_candidates(problem: Problem, dtypes: Sequence[Precision]) -> Candidates
             refused.setdefault(refusal.node, refusal)
     regions: dict[str, list[str]] = {}
     partners = _partners(problem, dtypes)
+    readers = Counter(nodes[name].inputs[1] for name in ops)
+    leaders: dict[ir.Value | None, ir.Node] = {}
     for node in problem.model.graph:
         if node.name in ops:
             first = partners.get(str(node.name), node)
+            if readers[node.inputs[1]] > _MOST_APART:
+                first = leaders.setdefault(node.inputs[1], node)
             regions.setdefault(str(first.inputs[0].name), []).append(str(node.name))  # type: ignore[union-attr]
     return Candidates(
         ops,
