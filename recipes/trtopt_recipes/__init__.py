@@ -49,6 +49,7 @@ from trtopt_recipes.repvgg_branches import RepvggBranches
 from trtopt_recipes.reshape_chain import ReshapeChain
 from trtopt_recipes.residual_activation import ResidualActivation
 from trtopt_recipes.resize_conv import ResizeConv
+from trtopt_recipes.scaled_keys import ScaledKeys
 from trtopt_recipes.selu import Selu
 from trtopt_recipes.settled_selection import SettledSelection
 from trtopt_recipes.shifted_scores import ShiftedScores
@@ -97,6 +98,7 @@ PACK = (
     Softplus(),
     MaskedRows(),
     NormalizedScores(),
+    ScaledKeys(),
     WindowResidual(),
     NormalizedQkvBias(),
     QkvBias(),
