@@ -52,7 +52,8 @@ class QkvBias:
         [1, heads, 1, size]; so is b_k where positions are rotated into the keys, or something else lies between.
     Requires:
         Biases that are constants, one number per feature, with only moves (Reshape, Transpose, Split, Gather, ...) and
-        a scale up to attention's products; projections apart or merged into one. Where no output projection takes the
+        a scale up to attention's products, or a Transpose of queries and keys before what else happens to them;
+        projections apart or merged into one. Where no output projection takes the
         values' bias, as behind masked-rows, it stays. Between Q K^T and softmax only
         scales that are the same for all keys, added masks, and Where with a number that vanishes (below -1e30).
     Why faster:
