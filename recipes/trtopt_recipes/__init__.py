@@ -7,6 +7,7 @@ from trtopt_recipes.aligned_heads import AlignedHeads
 from trtopt_recipes.average_pool_conv import AveragePoolConv
 from trtopt_recipes.batch_first_attention import BatchFirstAttention
 from trtopt_recipes.batch_norm import BatchNorm
+from trtopt_recipes.capped_scores import CappedScores
 from trtopt_recipes.cast_chain import CastChain
 from trtopt_recipes.computed_reshape import ComputedReshape
 from trtopt_recipes.constant_affine import ConstantAffine
@@ -99,6 +100,7 @@ PACK = (
     MaskedRows(),
     NormalizedScores(),
     ScaledKeys(),
+    CappedScores(),
     WindowResidual(),
     NormalizedQkvBias(),
     QkvBias(),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from contract_case import Case
 
+from trtopt.rewrite.protocol import Target
+
 IO = "g (float[2, 5, 8] x) => (float[2, 5, 8] y)"
 HEADS = "int64[4] hs = {0, 0, 2, 4}, int64[3] fs = {0, 0, 8}, float sc = {0.5}"
 W = {f"w{each}": (8, 8) for each in "qkvo"}
@@ -70,6 +72,8 @@ def turned(bias: str = "Add(q0, bq)", **options: object) -> dict[str, object]:
     return {**found, "weights": weights, **options}
 
 
+CAPPED = "s0 = MatMul(q3, k3) s1 = Div(s0, sc) s2 = Tanh(s1) s3 = Mul(s2, sc) p = Softmax <axis = -1> (s3)"
+CAP: dict[str, object] = {"weights": {**W, **B}, "tolerance": 2e-5}
 TURNED = turned()
 SCALED, UNTURNED = (
     body.replace("s0 = MatMul(q3, k3)", "qz = Mul(q3, sq) kz = Mul(k3, sk) s0 = MatMul(qz, kz)")
@@ -257,6 +261,24 @@ CASES: tuple[Case, ...] = (
                     "y = Add(o3, bo)", "sum = ReduceSum <keepdims = 0> (kz) ye = Add(o3, bo) y = Add(ye, sum)"
                 ),
             ),
+        )
+    ),
+    *(
+        Case("capped-scores", label, f"{IO} <{HEADS}> {{ {Q} {K} {V} {cap} {MIX} {OUT} }}", **options)  # type: ignore[arg-type]
+        for label, cap, options in (
+            ("capped", CAPPED, CAP),
+            ("capped-by-little", CAPPED.replace("Div(s0, sc)", "Mul(s0, sc)"), CAP),
+            (
+                "far-out",
+                CAPPED,
+                {
+                    **CAP,
+                    "weights": {**W, "bk": (8,), "bv": (8,), "bo": (8,)},
+                    "values": {"bq": np.full(8, 1e4, np.float32)},
+                },
+            ),
+            ("after-softmax", f"{CORE.replace('p =', 'pt =')} p = Tanh(pt)", {**CAP, "changes": 0}),
+            ("tensorrt", CAPPED, {**CAP, "target": Target(backend="tensorrt"), "changes": 0, "refusals": 1}),
         )
     ),
 )
