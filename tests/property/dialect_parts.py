@@ -13,9 +13,10 @@ MOST = np.iinfo(np.int64).max
 def dialect_attention(b: NetBuilder, x: Value) -> Value:
     """Multi-head attention of tokens [N, S, D] with its residual."""
     (n, s), heads, size = x.shape[:2], b.size(1, 3), b.size(1, 6)
+    size += size % 2 if b.opset == 13 else 0  # what is rotated in halves
     q, k, v = (b.transpose(_heads(b, each, heads, size), 0, 2, 1, 3) for each in _projections(b, x, heads * size))
     q, k = (_rotated(b, each) for each in (q, k))
-    k, place = _keys(b, k), b.size(0, 3)
+    k, place = _keys(b, k), b.size(0, 3) if b.opset > 13 else 0
     if place == 0:  # the root of the scale on both sides
         q, k = (b.binary("Mul", each, b.scalar(size**-0.25)) for each in (q, k))
     elif place == 1:
@@ -23,6 +24,8 @@ def dialect_attention(b: NetBuilder, x: Value) -> Value:
     scores = _product(b, q, k)
     if place == 2:
         scores = b.binary("Mul", scores, b.scalar(size**-0.5))
+    if b.opset == 13:  # a softcap
+        scores = b.binary("Mul", b.unary("Tanh", b.binary("Div", scores, b.scalar(3.0))), b.scalar(3.0))
     scores = _masked(b, x, scores)
     weights = _guarded(b, b.unary("Softmax", _shifted(b, scores), axis=-1), scores)
     turned = b.transpose(_product(b, weights, v), 0, 2, 1, 3)

@@ -73,7 +73,7 @@ def blocks(folder: Path, body: str, count: int = 3, size: int = 64) -> ModelArti
         **{f"w{name}": (768, 12 * size) for name in "qkv"},
         **{f"b{name}": (12 * size,) for name in "qkv"},
         "wo": (12 * size, 768),
-        "wu": (768, 3072),
+        **{f"w{name}": (768, 3072) for name in ("ug" if "wg" in body else "u")},
         "wd": (3072, 768),
     }
     shapes.update({**{f"b{name}": (768,) for name in "od"}, "bu": (3072,), "scale": (768,), "offset": (768,)})
@@ -145,3 +145,18 @@ def test_normalized_keys_that_are_not_scaled_are_written_where_attention_reads_t
     plain, scaled = costs(blocks(tmp_path, turned(_NORMALIZED, scores), count=2), "scaled-keys")
     assert scaled.kernels <= plain.kernels - 2
     assert scaled.bytes < plain.bytes and scaled.predicted_us < plain.predicted_us
+
+
+def test_capped_scores_are_capped_inside_the_kernel_of_attention(tmp_path: Path) -> None:
+    capped = _PRE.replace("t = Mul(s, size)", "m6 = Mul(s, size) m7 = Tanh(m6) t = Div(m7, size)")
+    plain, fused = costs(blocks(tmp_path, capped, count=2), "capped-scores")
+    assert fused.kernels <= plain.kernels - 2 * 2
+    assert fused.bytes < 0.8 * plain.bytes and fused.predicted_us < plain.predicted_us
+
+
+def test_gated_gelu_is_in_the_kernel_of_a_product(tmp_path: Path) -> None:
+    gated = _PRE.replace(
+        "m2 = Add(m1, bu) m3 = Gelu(m2)", 'm6 = Gelu <approximate = "tanh"> (m1) m2 = MatMul(m0, wg) m3 = Mul(m6, m2)'
+    )
+    plain, fused = costs(blocks(tmp_path, gated, count=2), "sigmoid-after-product")
+    assert fused.bytes < plain.bytes and fused.predicted_us < plain.predicted_us
