@@ -12,6 +12,7 @@ from trtopt.accuracy.compare import decibels
 from trtopt.accuracy.segments import SegmentedModel
 from trtopt.accuracy.sensitivity import sensitivity
 from trtopt.cache.code import code_hash, entry_key
+from trtopt.config import AccuracyBudget
 from trtopt.graph import cost
 from trtopt.graph.skeleton import content_hash
 from trtopt.judge.selection import Guard, Guarded, RegionVerdict
@@ -33,9 +34,9 @@ from trtopt.report.text.decisions import miss_text
 from trtopt.support.precision import Precision
 
 
-def missed(found: SearchRecord | None) -> tuple[str, ...]:
+def missed(found: SearchRecord | None, budget: AccuracyBudget) -> tuple[str, ...]:
     """The gate's sentence where a search did not reach the budget."""
-    return () if found is None or found.reached else (miss_text(found),)
+    return () if found is None or found.reached or budget.is_advice else (miss_text(found),)
 
 
 class RegionOracle:

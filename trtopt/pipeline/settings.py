@@ -15,7 +15,7 @@ from trtopt.accuracy.box_forms import parse_boxes
 from trtopt.accuracy.metric import Metric, load_metric, python_metric
 from trtopt.accuracy.recorded import Recorded, read_recorded
 from trtopt.accuracy.scores import holds_numbers
-from trtopt.config import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, AccuracyBudget, BuildConfig, Floor, flag
+from trtopt.config import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, RANDOM_FLOOR, AccuracyBudget, BuildConfig, Floor, flag
 from trtopt.config.idle import idle_options
 from trtopt.config.paths import check_files, files_read
 from trtopt.engine.backend import TENSORRT, Backend, backend_of_rules, choose_backend
@@ -135,7 +135,7 @@ class BuildSettings:
         budget, is_random = self.budget, compared is not None and samples.source == SYNTHETIC
         if is_random and compared is not None and not prunes(self.config) and holds_numbers(compared):
             budget = budget.on_random_data()
-        return replace(self, budget=replace(budget, floor=_floor(self.config, self.precision, samples)))
+        return replace(self, budget=replace(budget, floor=_floor(self.config, self.precision, samples, budget)))
 
     def budget_after(self, is_pruned: bool) -> AccuracyBudget:
         """The budget once it is known whether a weight was pruned.
@@ -328,14 +328,17 @@ def _budget(config: BuildConfig) -> AccuracyBudget:
     return given
 
 
-def _floor(config: BuildConfig, precision: Precision | None, samples: Samples) -> Floor | None:
-    """What outputs have to keep: what the user says, which 0 turns off, else the default of 8-bit types on real data.
+def _floor(config: BuildConfig, precision: Precision | None, samples: Samples, budget: AccuracyBudget) -> Floor | None:
+    """What outputs have to keep: what the user says, which 0 turns off, else the default of 8-bit types.
 
-    An SQNR that the user gave bounds all outputs, and takes the place of that of the floor.
+    An SQNR that the user gave bounds all outputs, and takes the place of that of the floor. On random data, where
+    nothing else is bounded, regions go back until outputs keep what they keep by ``--auto``; the rest fails nothing.
     """
-    is_narrow = precision in (Precision.INT8, Precision.FP8) or config.weights is not None
-    has_default = is_narrow and samples.source == "user"
-    least = DEFAULT_FLOOR if has_default else Floor()
+    is_narrow, least = precision in (Precision.INT8, Precision.FP8), Floor()
+    if samples.source == "user" and (is_narrow or config.weights is not None):
+        least = DEFAULT_FLOOR
+    elif is_narrow and not (config.keep_all_int8 or budget.is_given or config.min_agreement is not None):
+        least = RANDOM_FLOOR
     agreement = least.agreement if config.min_agreement is None else config.min_agreement or None
     floor = Floor(agreement, least.sqnr_db if config.min_sqnr_db is None else None)
     return None if floor == Floor() else floor

@@ -32,7 +32,7 @@ from trtopt.accuracy.metric import Metric
 from trtopt.accuracy.recorded import Recorded, RecordedRunner
 from trtopt.accuracy.reference import Reference
 from trtopt.accuracy.scores import held_by, ranked_in
-from trtopt.config import Floor, Tolerances
+from trtopt.config import RANDOM_FLOOR, Floor, Tolerances
 from trtopt.engine.backend import Backend, RuntimeOptions
 from trtopt.engine.profiles import Profiles
 from trtopt.engine.run import EngineSession, can_run
@@ -334,7 +334,7 @@ def floor_record(
         return None
     judged: dict[str, Literal["agreement", "sqnr", "none"]] = {}
     for name, holds in held_by(job.reference, outputs).items():
-        has_top1 = outputs[name].top1_agreement is not None
+        has_top1 = outputs[name].top1_agreement is not None and job.floor != RANDOM_FLOOR
         judged[name] = "none" if holds == "selection" else "agreement" if holds == "scores" and has_top1 else "sqnr"
     return FloorRecord(job.floor.agreement, job.floor.sqnr_db, {**judged, **dict.fromkeys(ranked, "sqnr")})
 
