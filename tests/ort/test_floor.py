@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtopt import api
 from trtopt.config import BuildConfig, Floor
-from trtopt.config.budget import RANDOM_DB
+from trtopt.config.budget import RANDOM_DB, RANDOM_FLOOR
 from trtopt.events import ignore
 from trtopt.graph.artifact import InputSpec
 from trtopt.pipeline.settings import settle
@@ -210,6 +210,26 @@ def test_what_was_given_takes_the_place_of_the_default(options: dict[str, Any], 
     settings = settle(Path("model.onnx"), config, None, Clock(ignore), make_engine=False)
     samples = open_samples({"x": spectra(1)}, [InputSpec("x", np.dtype(np.float32), (1, FRAMES, BINS))])
     assert settings.checked_on(samples).budget.floor == floor
+
+
+def test_random_data_has_no_floor_where_anything_is_asked_or_classes_come_out(tmp_path: Path) -> None:
+    save_keywords(tmp_path / "model.onnx")
+    loaded = load(tmp_path / "model.onnx")
+    samples = open_samples(SYNTHETIC, loaded.inputs)
+
+    def floor(model: Any, **options: Any) -> Floor | None:
+        config = BuildConfig(precision="int8", output="out.onnx", backend="tensorrt", **options)
+        settings = settle(tmp_path / "model.onnx", config, None, Clock(ignore), make_engine=False)
+        return settings.checked_on(samples, model).budget.floor
+
+    assert floor(loaded.model) == RANDOM_FLOOR
+    assert floor(None) is floor(loaded.model, keep_all_int8=True) is floor(loaded.model, min_sqnr_db=10.0) is None
+    assert floor(loaded.model, max_accuracy_drop=0.1) is None and floor(loaded.model, min_agreement=0.9) == Floor(0.9)
+    named = onnx.load(tmp_path / "model.onnx")
+    named.graph.node.append(helper.make_node("ArgMax", ["y"], ["word"], name="word"))
+    named.graph.output[0].CopyFrom(helper.make_tensor_value_info("word", TensorProto.INT64, None))
+    onnx.save(named, tmp_path / "named.onnx")
+    assert floor(load(tmp_path / "named.onnx").model) is None
 
 
 def test_auto_holds_the_noise_of_outputs_on_random_data_and_answers_on_real_data(tmp_path: Path) -> None:

@@ -28,6 +28,14 @@ class Floor:
     agreement: float | None = None
     sqnr_db: float | None = None
 
+    def with_given(self, agreement: float | None, sqnr_db: float | None) -> Floor | None:
+        """With what the user says, which 0 turns off; an SQNR bounds all outputs, and takes the place of the floor's.
+        None where nothing is asked."""
+        floor = Floor(
+            self.agreement if agreement is None else agreement or None, self.sqnr_db if sqnr_db is None else None
+        )
+        return None if floor == Floor() else floor
+
     def excess(self, disagreement: float, noise: float) -> float:
         """How many times too large the largest disagreement or noise over signal is; 1 where both hold."""
         found = 1.0
