@@ -164,7 +164,8 @@ class Gauge:
         job, noise = replace(self._job, optimized=model), 10 ** (CLEAR_DB / 20)
         with emulation_of(job) as runner:
             job = replace(job, emulated=MemoizedRunner(runner))
-            few = replace(job, samples=SomeSamples(job.samples, FEW_ROWS), metric=None, noise=noise)
+            some = SomeSamples(job.samples, FEW_ROWS)
+            few = replace(job, samples=some, metric=None, noise=noise, settles=self._settles)
             if not self.budget().holds(accuracy_drop(verify(few, Clock(ignore)))):
                 return False
             found = accuracy_drop(self._measured(job))
