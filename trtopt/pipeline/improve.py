@@ -404,9 +404,6 @@ _METHOD = "percentile"
 """Calibration method tried for all tensors alike."""
 _SLOWER = 1.001
 """A network this much slower is slower; below it are roundings of the prediction."""
-_WORTH_RANGES = 0.95
-"""Share of the error that has to be left on a few samples for the ranges of all to be observed anew: those of a few
-flatter a form, since they leave out the largest values."""
 _IS_SLOWER = "not kept, the network is slower with it"
 
 Price = Callable[[Problem, PrecisionPlan], float]
@@ -502,16 +499,13 @@ class _Trials:
         rough = replace(self.best.problem, model=found.model)
         plan = transferred(self.best.plan, rough)
         if len(plan.quantized) == len(self.best.plan.quantized) and not self._is_free(rough, plan):
-            self._refuse(name, found, began, _IS_SLOWER)
+            step = StepRecord(name, _STAGE, 0, time.perf_counter() - began, found.refusals, (_IS_SLOWER,))
+            self.best = replace(self.best, steps=(*self.best.steps, step))
             return
         least = min(self._screened, self._of_few)
         of_few = self._ranged(found, self._observer.few(SMALLEST_SAMPLES), -math.inf)
         if of_few is None or not of_few.screened < least:
             tried = of_few
-        elif not of_few.screened < least * _WORTH_RANGES:
-            change = f"{decibels(least):.2f} -> {decibels(of_few.screened):.2f} dB"
-            self._refuse(name, found, began, f"output SQNR {change} with ranges of a few samples: too little to go on")
-            return
         else:
             tried, least = self._ranged(found, self._observer, self._screened), self._screened
         if tried is not None and self._decide(name, tried, least, began, found) and of_few is not None:
@@ -558,10 +552,6 @@ class _Trials:
             self.error, self._screened = tried.error, tried.screened
         self.best = replace(self.best, steps=(*self.best.steps, step))
         return kept
-
-    def _refuse(self, name: str, found: Scaled, began: float, text: str) -> None:
-        step = StepRecord(name, _STAGE, 0, time.perf_counter() - began, found.refusals, (text,))
-        self.best = replace(self.best, steps=(*self.best.steps, step))
 
     def _is_free(self, problem: Problem, plan: PrecisionPlan) -> bool:
         """Whether a form costs no more than the best so far."""
