@@ -271,7 +271,7 @@ def _front(times: Mapping[Mix, float], drops: Mapping[Mix, float]) -> list[Mix]:
 
 TASK = "search"
 MOST_EVALUATIONS = 40
-MOST_SECONDS = 60.0
+MOST_SECONDS = 120.0
 """What a search may take before it only brings the budget within reach, and wins nothing back."""
 _MISSES = 6
 """Regions in a row that could not be won back, after which those that save less are not tried."""
