@@ -7,6 +7,7 @@ from trtopt_recipes.aligned_heads import AlignedHeads
 from trtopt_recipes.average_pool_conv import AveragePoolConv
 from trtopt_recipes.batch_first_attention import BatchFirstAttention
 from trtopt_recipes.batch_norm import BatchNorm
+from trtopt_recipes.capped_scores import CappedScores
 from trtopt_recipes.cast_chain import CastChain
 from trtopt_recipes.computed_reshape import ComputedReshape
 from trtopt_recipes.constant_affine import ConstantAffine
@@ -49,6 +50,7 @@ from trtopt_recipes.repvgg_branches import RepvggBranches
 from trtopt_recipes.reshape_chain import ReshapeChain
 from trtopt_recipes.residual_activation import ResidualActivation
 from trtopt_recipes.resize_conv import ResizeConv
+from trtopt_recipes.scaled_keys import ScaledKeys
 from trtopt_recipes.selu import Selu
 from trtopt_recipes.settled_selection import SettledSelection
 from trtopt_recipes.shifted_scores import ShiftedScores
@@ -97,6 +99,8 @@ PACK = (
     Softplus(),
     MaskedRows(),
     NormalizedScores(),
+    ScaledKeys(),
+    CappedScores(),
     WindowResidual(),
     NormalizedQkvBias(),
     QkvBias(),

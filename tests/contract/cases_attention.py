@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from contract_case import Case
 
+from trtopt.rewrite.protocol import Target
+
 IO = "g (float[2, 5, 8] x) => (float[2, 5, 8] y)"
 HEADS = "int64[4] hs = {0, 0, 2, 4}, int64[3] fs = {0, 0, 8}, float sc = {0.5}"
 W = {f"w{each}": (8, 8) for each in "qkvo"}
@@ -48,7 +50,43 @@ GEMM = (
 MASKED = f"{Q} {K} {V} s0 = MatMul(q3, k3) s1 = Div(s0, sc) s2 = Add(m, s1) p = Softmax <axis = -1> (s2) {MIX} {OUT}"
 WHERE = "s0 = MatMul(q3, k3) s1 = Where(m, low, s0) p = Softmax <axis = -1> (s1)"
 
+
+def rotated(name: str, perm: str = "0, 2, 1, 3", last: str = "") -> str:
+    """What :data:`Q` and :data:`K` give, [2, 2, 5, 4], with positions rotated into it, and ``last`` behind."""
+    halves = f"Slice({name}r, z, two, three) {name}b = Slice({name}r, two, four, three) {name}n = Neg({name}b)"
+    sides = f"{name}d = Mul({name}r, cos) {name}e = Mul({name}c, sin)"
+    return (
+        f"{name}r = Transpose <perm = [{perm}]> ({name}2) {name}a = {halves} "
+        f"{name}c = Concat <axis = 3> ({name}n, {name}a) {sides} "
+        f"{name}{'t' if last else 3} = Add({name}d, {name}e) {last}"
+    )
+
+
+def turned(bias: str = "Add(q0, bq)", **options: object) -> dict[str, object]:
+    """Attention with rotated queries and keys."""
+    body = f"{Q.split('q3')[0]} {rotated('q')} {K.split('k3')[0]} "
+    body += rotated("k", last="k3 = Transpose <perm = [0, 1, 3, 2]> (kt)")
+    constants = f"{HEADS}, int64[1] z = {{0}}, int64[1] two = {{2}}, int64[1] three = {{3}}, int64[1] four = {{4}}"
+    weights = {**W, **B, "cos": (5, 4), "sin": (5, 4)}
+    found = {"body": f"{body} {V} {CORE} {MIX} {OUT}".replace("Add(q0, bq)", bias), "constants": constants}
+    return {**found, "weights": weights, **options}
+
+
+CAPPED = "s0 = MatMul(q3, k3) s1 = Div(s0, sc) s2 = Tanh(s1) s3 = Mul(s2, sc) p = Softmax <axis = -1> (s3)"
+CAP: dict[str, object] = {"weights": {**W, **B}, "tolerance": 2e-5}
+TURNED = turned()
+SCALED, UNTURNED = (
+    body.replace("s0 = MatMul(q3, k3)", "qz = Mul(q3, sq) kz = Mul(k3, sk) s0 = MatMul(qz, kz)")
+    for body in (str(TURNED["body"]), f"{Q} {K} {V} {CORE} {MIX} {OUT}")
+)
+
 CASES: tuple[Case, ...] = (
+    case("rotated", **turned()),
+    case("rotated-dynamic", **turned(io="g (float[N, 5, 8] x) => (float[N, 5, 8] y)")),
+    case("rotated-keys-and-values", **turned("Relu(q0)")),
+    case(
+        "rotated-biased-query-is-output", **turned(io="g (float[2, 5, 8] x) => (float[2, 5, 8] y, float[2, 5, 8] q1)")
+    ),
     case("separate", f"{Q} {K} {V} {CORE} {MIX} {OUT}"),
     case("dynamic", f"{Q} {K} {V} {CORE} {MIX} {OUT}", io="g (float[N, S, 8] x) => (float[N, S, 8] y)"),
     case("bias-is-output", f"{Q} {K} {V} {CORE} {MIX} y = MatMul(o2, wo)"),
@@ -190,5 +228,57 @@ CASES: tuple[Case, ...] = (
         "a = Add(x, bq) k = Transpose <perm = [0, 2, 1]> (a) s = MatMul(a, k) p = Softmax(s) y = MatMul(p, x)",
         weights={"bq": (8,)},
         changes=0,
+    ),
+    *(
+        Case(
+            "scaled-keys",
+            label,
+            f"{IO} <{TURNED['constants']}, float sq = {{0.5}}, float sk = {{{number}}}> {{ {graph} }}",
+            weights={**W, **B, "cos": (5, 4), "sin": (5, 4)},
+            tolerance=2e-5,
+            changes=changes,
+        )
+        for label, number, changes, graph in (
+            ("both", 0.5, 1, SCALED),
+            ("keys-only", 0.25, 1, SCALED.replace("Mul(q3, sq)", "Neg(q3)")),
+            (
+                "before-their-transpose",
+                0.5,
+                1,
+                SCALED.replace("kz = Mul(k3, sk)", "").replace(
+                    "k3 = Transpose <perm = [0, 1, 3, 2]> (kt)",
+                    "km = Mul(sk, kt) kz = Transpose <perm = [0, 1, 3, 2]> (km)",
+                ),
+            ),
+            ("enlarged", 2.0, 0, SCALED),
+            ("vanishing", 1e-6, 0, SCALED),
+            ("plain-projection", 0.5, 0, UNTURNED),
+            (
+                "read-elsewhere",
+                0.5,
+                0,
+                SCALED.replace(
+                    "y = Add(o3, bo)", "sum = ReduceSum <keepdims = 0> (kz) ye = Add(o3, bo) y = Add(ye, sum)"
+                ),
+            ),
+        )
+    ),
+    *(
+        Case("capped-scores", label, f"{IO} <{HEADS}> {{ {Q} {K} {V} {cap} {MIX} {OUT} }}", **options)  # type: ignore[arg-type]
+        for label, cap, options in (
+            ("capped", CAPPED, CAP),
+            ("capped-by-little", CAPPED.replace("Div(s0, sc)", "Mul(s0, sc)"), CAP),
+            (
+                "far-out",
+                CAPPED,
+                {
+                    **CAP,
+                    "weights": {**W, "bk": (8,), "bv": (8,), "bo": (8,)},
+                    "values": {"bq": np.full(8, 1e4, np.float32)},
+                },
+            ),
+            ("after-softmax", f"{CORE.replace('p =', 'pt =')} p = Tanh(pt)", {**CAP, "changes": 0}),
+            ("tensorrt", CAPPED, {**CAP, "target": Target(backend="tensorrt"), "changes": 0, "refusals": 1}),
+        )
     ),
 )

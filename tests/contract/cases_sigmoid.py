@@ -10,6 +10,11 @@ from trtopt.rewrite.protocol import Target
 IO = "g (float[2, 5, 8] x) => (float[2, 5, 6] y)"
 SILU = "p = MatMul(x, w) z = Add(p, b) s = Sigmoid(z) y = Mul(z, s)"
 QUICK = "p = MatMul(x, w) z = Add(b, p) u = Mul(z, c) s = Sigmoid(u) y = Mul(z, s)"
+GEGLU = 'p = MatMul(x, w) s = Gelu <approximate = "tanh"> (p) n = MatMul(x, v) y = Mul(n, s)'
+PARTED = (
+    'm = MatMul(x, d) p, n = Split <axis = 2, num_outputs = 2> (m) s = Gelu <approximate = "tanh"> (p) y = Mul(s, n)'
+)
+GATED = {"weights": {"w": (8, 6), "v": (8, 6), "d": (8, 12), "b": (6,)}, "opset": 20, "tolerance": 2e-6}
 WEIGHTS = {"w": (8, 6), "b": (6,)}
 
 
@@ -46,4 +51,14 @@ CASES: tuple[Case, ...] = (
         changes=0,
     ),
     case("tensorrt", SILU, target=Target(backend="tensorrt"), changes=0, refusals=1),
+    case(
+        "parted", "m = MatMul(x, d) p, n = Split <axis = 2, num_outputs = 2> (m) s = Sigmoid(p) y = Mul(s, n)", **GATED
+    ),
+    case("geglu", GEGLU, **GATED),
+    case("geglu-parted", PARTED, **GATED),
+    case("geglu-far", GEGLU, **{**GATED, "weights": {"v": (8, 6)}, "values": {"w": np.full((8, 6), 300, np.float32)}}),
+    case("geglu-erf", GEGLU.replace("tanh", "none"), changes=0, **GATED),
+    case("geglu-biased", GEGLU.replace("(p)", "(z)").replace("s =", "z = Add(p, b) s =", 1), changes=0, **GATED),
+    case("gelu-of-one-product", GEGLU.replace("MatMul(x, v)", "Identity(p)"), changes=0, **GATED),
+    case("geglu-tensorrt", GEGLU, target=Target(backend="tensorrt"), changes=0, refusals=1, **GATED),
 )

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from log_front_ends import BINS, FRAMES, save_keywords, spectra
 from onnx import TensorProto, helper, numpy_helper
 
 from trtopt import api
 from trtopt.config import BuildConfig, Floor
-from trtopt.config.budget import RANDOM_DB
+from trtopt.config.budget import RANDOM_DB, RANDOM_FLOOR
 from trtopt.events import ignore
 from trtopt.graph.artifact import InputSpec
 from trtopt.pipeline.settings import settle
@@ -114,10 +115,50 @@ def test_few_samples_say_their_own_noise(tmp_path: Path) -> None:
     assert report.accuracy.notes == ("16 samples: one that disagrees is 6 %",)
 
 
-def test_random_data_has_no_floor_and_checks_nothing(tmp_path: Path) -> None:
-    report = keywords(tmp_path, calib=None)
-    assert report.accuracy is not None and report.accuracy.floor is None and not report.gate_failures
+def lossy(folder: Path, **options: Any) -> BuildReport:
+    """The smaller half of a product is all that is left of it: in 8 bits that is noise, on random data too."""
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["" : 17]>
+        net (float[N, 512] x) => (float[N, 512] y) {
+            loud = MatMul (x, w1)
+            near = MatMul (x, w2)
+            y = Sub (loud, near)
+        }
+        """
+    )
+    w1 = rng.standard_normal((512, 512)) * 4
+    weights = {"w1": w1, "w2": w1 + rng.standard_normal((512, 512)) / 4}
+    for name, array in weights.items():
+        model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+    onnx.save(model, folder / "model.onnx")
+    given: dict[str, Any] = {"precision": "int8", "opt_shapes": ({"x": (2048, 512)},), **options}
+    return api.optimize(
+        folder / "model.onnx", backend="tensorrt", output=str(folder / "out.onnx"), cache_dir=str(folder), **given
+    )
+
+
+def test_regions_go_back_on_random_data_too(tmp_path: Path) -> None:
+    report = lossy(tmp_path)
+    assert report.accuracy is not None and report.accuracy.floor is not None and not report.gate_failures
+    assert report.accuracy.floor.sqnr_db == RANDOM_DB and report.accuracy.outputs["y"].sqnr_db >= RANDOM_DB
+    assert any("taken back for the accuracy floor" in item.reason for item in report.guard)
     assert "nothing was checked on real data" in report.accuracy.notes[0]
+
+
+def test_what_has_to_be_int8_on_random_data_is_warned_of(tmp_path: Path) -> None:
+    report = lossy(tmp_path, keep_all_int8=True)
+    assert report.accuracy is not None and report.accuracy.floor is None and not report.gate_failures
+    assert any("y keeps" in text and "on random data, less than the floor of 20" in text for text in report.warnings)
+
+
+def test_what_random_data_never_keeps_fails_no_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("config.budget", "pipeline.settings", "pipeline.verify"):
+        monkeypatch.setattr(f"trtopt.{place}.RANDOM_FLOOR", Floor(None, 60.0))
+    report = lossy(tmp_path)
+    assert report.search is not None and not report.search.reached and not report.gate_failures
+    assert (tmp_path / "out.onnx").exists()
 
 
 @pytest.mark.parametrize(("least", "warned"), [(60.0, True), (None, False)])
@@ -169,6 +210,26 @@ def test_what_was_given_takes_the_place_of_the_default(options: dict[str, Any], 
     settings = settle(Path("model.onnx"), config, None, Clock(ignore), make_engine=False)
     samples = open_samples({"x": spectra(1)}, [InputSpec("x", np.dtype(np.float32), (1, FRAMES, BINS))])
     assert settings.checked_on(samples).budget.floor == floor
+
+
+def test_random_data_has_no_floor_where_anything_is_asked_or_classes_come_out(tmp_path: Path) -> None:
+    save_keywords(tmp_path / "model.onnx")
+    loaded = load(tmp_path / "model.onnx")
+    samples = open_samples(SYNTHETIC, loaded.inputs)
+
+    def floor(model: Any, **options: Any) -> Floor | None:
+        config = BuildConfig(precision="int8", output="out.onnx", backend="tensorrt", **options)
+        settings = settle(tmp_path / "model.onnx", config, None, Clock(ignore), make_engine=False)
+        return settings.checked_on(samples, model).budget.floor
+
+    assert floor(loaded.model) == RANDOM_FLOOR
+    assert floor(None) is floor(loaded.model, keep_all_int8=True) is floor(loaded.model, min_sqnr_db=10.0) is None
+    assert floor(loaded.model, max_accuracy_drop=0.1) is None and floor(loaded.model, min_agreement=0.9) == Floor(0.9)
+    named = onnx.load(tmp_path / "model.onnx")
+    named.graph.node.append(helper.make_node("ArgMax", ["y"], ["word"], name="word"))
+    named.graph.output[0].CopyFrom(helper.make_tensor_value_info("word", TensorProto.INT64, None))
+    onnx.save(named, tmp_path / "named.onnx")
+    assert floor(load(tmp_path / "named.onnx").model) is None
 
 
 def test_auto_holds_the_noise_of_outputs_on_random_data_and_answers_on_real_data(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from unittest import mock
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 from map_networks import map_network
 from random_networks import random_network
 from shape_networks import shape_network
@@ -36,6 +37,8 @@ Feeds = dict[str, np.ndarray]
 
 FP16_DB, EIGHT_BIT_DB = 30.0, 10.0
 """What an output keeps of FP32 on inputs that the build has not seen, below its bounds; less only where plain does."""
+LEVELS_DB = 20.0
+"""What an output keeps at ONNX Runtime's default level of what it is without optimizations: 8 bits round otherwise."""
 _AS_PLAIN_DB = 6.0
 """What FP16 may lose beyond plain below its bound."""
 _SAMPLES = 32
@@ -245,10 +248,16 @@ def _of_outputs(case: Case, source: Path, saved: Path) -> list[str]:
     original = load(source).model
     half = plain(original)
     least = FP16_DB if case.precision in ("fp16", "tf32") else EIGHT_BIT_DB
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    default = ort.InferenceSession(str(saved), options, providers=["CPUExecutionProvider"])
     with OrtSession(original, threads=1) as one, OrtSession(load(saved).model, threads=1) as other:
         for shapes in case.shapes:
             feeds = _feeds(case, shapes, case.seed + 1)
             expected, computed = one.run(feeds), other.run(feeds)
+            apart = min(_sqnr_db(a, b) for a, b in zip(computed, default.run(None, feeds), strict=True))
+            if apart < LEVELS_DB:
+                wrong.append(f"ONNX Runtime's own level is {apart} dB from none at {shapes}")
             if [x.shape for x in expected] != [x.shape for x in computed]:
                 wrong.append(f"shapes {[x.shape for x in computed]} at {shapes}, not {[x.shape for x in expected]}")
                 continue

@@ -13,8 +13,10 @@ MOST = np.iinfo(np.int64).max
 def dialect_attention(b: NetBuilder, x: Value) -> Value:
     """Multi-head attention of tokens [N, S, D] with its residual."""
     (n, s), heads, size = x.shape[:2], b.size(1, 3), b.size(1, 6)
+    size += size % 2 if b.opset == 13 else 0  # what is rotated in halves
     q, k, v = (b.transpose(_heads(b, each, heads, size), 0, 2, 1, 3) for each in _projections(b, x, heads * size))
-    k, place = _keys(b, k), b.size(0, 3)
+    q, k = (_rotated(b, each) for each in (q, k))
+    k, place = _keys(b, k), b.size(0, 3) if b.opset > 13 else 0
     if place == 0:  # the root of the scale on both sides
         q, k = (b.binary("Mul", each, b.scalar(size**-0.25)) for each in (q, k))
     elif place == 1:
@@ -22,6 +24,8 @@ def dialect_attention(b: NetBuilder, x: Value) -> Value:
     scores = _product(b, q, k)
     if place == 2:
         scores = b.binary("Mul", scores, b.scalar(size**-0.5))
+    if b.opset == 13:  # a softcap
+        scores = b.binary("Mul", b.unary("Tanh", b.binary("Div", scores, b.scalar(3.0))), b.scalar(3.0))
     scores = _masked(b, x, scores)
     weights = _guarded(b, b.unary("Softmax", _shifted(b, scores), axis=-1), scores)
     turned = b.transpose(_product(b, weights, v), 0, 2, 1, 3)
@@ -59,6 +63,27 @@ def _heads(b: NetBuilder, x: Value, heads: int, size: int) -> Value:
     lead = b.op("Slice", [whole, b.ints(0), b.ints(2)]).name
     target = b.op("Concat", [lead, b.pick(b.ints(-1), b.ints(heads)), b.ints(size)], axis=0)
     return b.op("Reshape", [x.name, target.name], shape)
+
+
+def _rotated(b: NetBuilder, x: Value) -> Value:
+    """Heads [N, H, S, E] with positions rotated into them, by halves or in pairs, in two opsets."""
+    rows, size = x.dim(2), x.dim(3)
+    if b.opset not in (13, 18) or size % 2:
+        return x
+    angles = np.outer(np.arange(rows), 1.0 + np.arange(size // 2))
+    pairs = b.opset == 18
+    angles = np.repeat(angles, 2, axis=1) if pairs else np.tile(angles, 2)
+    shape = (*x.shape[:3], size // 2, 2) if pairs else x.shape
+    cut, axis = (b.reshape(x, *shape), 4) if pairs else (x, 3)
+    middle = shape[axis] // 2
+    first, second = (
+        b.op("Slice", [cut.name, b.ints(low), b.ints(high), b.ints(axis)], (*shape[:axis], middle))
+        for low, high in ((0, middle), (middle, 2 * middle))
+    )
+    turned = b.op("Concat", [b.unary("Neg", second).name, first.name], shape, axis=axis)
+    turned = b.reshape(turned, *x.shape) if pairs else turned
+    sides = (b.binary("Mul", x, b.const(np.cos(angles))), b.binary("Mul", turned, b.const(np.sin(angles))))
+    return b.binary("Add", *sides)
 
 
 def _keys(b: NetBuilder, k: Value) -> Value:

@@ -37,11 +37,31 @@ _MLP = "m1 = MatMul(m0, wu) m2 = Add(m1, bu) m3 = Gelu(m2) m4 = MatMul(m3, wd) m
 _PRE = f"n = {_NORM} {_ATTENTION.format('x')} m0 = {_NORM.replace('x', 'r')} {_MLP} y = Add(r, m5)"
 _POST = f"n = {_NORM} {_ATTENTION.format('n')} m0 = {_NORM.replace('x', 'r')} {_MLP} y = Add(m0, m5)"
 
+_ROTATION = (
+    "{0}0 = MatMul(n, w{0}) {0}1 = Add({0}0, b{0}) {0}2 = Reshape({0}1, heads) "
+    "{0}4 = Transpose <perm = [0, 2, 1, 3]> ({0}2) {0}5, {0}6 = Split <axis = 3, num_outputs = 2> ({0}4) "
+    "{0}7 = Neg({0}6) {0}8 = Concat <axis = 3> ({0}7, {0}5) {0}9 = Mul({0}8, sin) {0}3 = Add({0}4, {0}9)"
+)
+_NORMALIZED = (
+    "{0}0 = MatMul(n, w{0}) {0}2 = Reshape({0}0, heads) {0}4 = LayerNormalization({0}2, one) "
+    "{0}3 = Transpose <perm = [0, 2, {1}]> ({0}4)"
+)
+
+
+def turned(form: str, scores: str = "s = MatMul(q3, k3) t = Mul(s, size)") -> str:
+    """A block whose queries and keys go through more than a product."""
+    keys = form.format("k", "3, 1")
+    if form is _ROTATION:
+        keys = keys.replace("k3 = ", "m7 = ") + " k3 = Transpose <perm = [0, 1, 3, 2]> (m7)"
+    body = f"{form.format('q', '1, 3')} {keys} {_ATTENTION[_ATTENTION.index('v0 =') :].format('x')}"
+    body = body.replace("s = MatMul(q3, k3) t = Mul(s, size)", scores)
+    return f"n = {_NORM} {body} m0 = {_NORM.replace('x', 'r')} {_MLP} y = Add(r, m5)"
+
 
 def blocks(folder: Path, body: str, count: int = 3, size: int = 64) -> ModelArtifact:
     text, last = "", "x"
     for index in range(count):
-        named = re.sub(r"\b(y|n|r|s|t|p|[qkv][0-3]|o[0-4]|m[0-5])\b", rf"\1_{index}", body)
+        named = re.sub(r"\b(y|n|r|s|t|p|[qkv][0-9]|o[0-4]|m[0-9])\b", rf"\1_{index}", body)
         text, last = text + re.sub(r"\bx\b", last, named) + " ", f"y_{index}"
     model = onnx.parser.parse_model(
         '<ir_version: 9, opset_import: ["" : 20]> g (float[8, 197, 768] x) => (float[8, 197, 768] y) '
@@ -53,10 +73,11 @@ def blocks(folder: Path, body: str, count: int = 3, size: int = 64) -> ModelArti
         **{f"w{name}": (768, 12 * size) for name in "qkv"},
         **{f"b{name}": (12 * size,) for name in "qkv"},
         "wo": (12 * size, 768),
-        "wu": (768, 3072),
+        **{f"w{name}": (768, 3072) for name in ("ug" if "wg" in body else "u")},
         "wd": (3072, 768),
     }
     shapes.update({**{f"b{name}": (768,) for name in "od"}, "bu": (3072,), "scale": (768,), "offset": (768,)})
+    shapes.update({"one": (size,)} if "one" in body else {"sin": (197, size)} if "sin" in body else {})
     for name, shape in shapes.items():
         array = rng.standard_normal(shape, dtype=np.float32) * 0.03 + (name == "scale")
         model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
@@ -110,3 +131,32 @@ def test_heads_that_are_no_multiple_of_eight_are_read_in_place(tmp_path: Path) -
     artifact = blocks(tmp_path, _PRE, count=2, size=36)
     _, narrow, wide = costs(artifact, "normalized-qkv-bias", "aligned-heads,normalized-qkv-bias")
     assert wide.kernels <= narrow.kernels - 2 * 4 and wide.bytes < 0.95 * narrow.bytes
+
+
+def test_values_beside_rotated_queries_and_keys_are_read_in_place(tmp_path: Path) -> None:
+    first = "batch-first-attention"  # by itself each block turns its tokens at both ends
+    _, plain, moved = costs(blocks(tmp_path, turned(_ROTATION), count=2), first, f"qkv-bias,{first}")
+    assert moved.kernels <= plain.kernels - 2
+    assert moved.bytes < plain.bytes and moved.predicted_us < plain.predicted_us
+
+
+def test_normalized_keys_that_are_not_scaled_are_written_where_attention_reads_them(tmp_path: Path) -> None:
+    scores = "q9 = Mul(q3, half) k9 = Mul(k3, half) t = MatMul(q9, k9)".replace("half", "size")
+    plain, scaled = costs(blocks(tmp_path, turned(_NORMALIZED, scores), count=2), "scaled-keys")
+    assert scaled.kernels <= plain.kernels - 2
+    assert scaled.bytes < plain.bytes and scaled.predicted_us < plain.predicted_us
+
+
+def test_capped_scores_are_capped_inside_the_kernel_of_attention(tmp_path: Path) -> None:
+    capped = _PRE.replace("t = Mul(s, size)", "m6 = Mul(s, size) m7 = Tanh(m6) t = Div(m7, size)")
+    plain, fused = costs(blocks(tmp_path, capped, count=2), "capped-scores")
+    assert fused.kernels <= plain.kernels - 2 * 2
+    assert fused.bytes < 0.8 * plain.bytes and fused.predicted_us < plain.predicted_us
+
+
+def test_gated_gelu_is_in_the_kernel_of_a_product(tmp_path: Path) -> None:
+    gated = _PRE.replace(
+        "m2 = Add(m1, bu) m3 = Gelu(m2)", 'm6 = Gelu <approximate = "tanh"> (m1) m2 = MatMul(m0, wg) m3 = Mul(m6, m2)'
+    )
+    plain, fused = costs(blocks(tmp_path, gated, count=2), "sigmoid-after-product")
+    assert fused.bytes < plain.bytes and fused.predicted_us < plain.predicted_us

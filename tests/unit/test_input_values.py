@@ -54,6 +54,12 @@ IDS = "int64[N, S] ids"
         ("float[A, B, C] t", "a = Mul(t, k) s = Sin(a) y = Add(t, s)", {"k": np.float32(2)}, {}),
         ("float[N] t", "a = Div(t, k) y = Cos(a)", {"k": np.float32([1, 1e4])}, {"t": InputValues("times", 1000)}),
         ("float[N] t", "a = Mul(t, k) y = Cos(a)", {"k": np.float32(1e-5)}, {"t": InputValues("times", 65504)}),
+        (
+            "float[N] t, float[N, 4] x",
+            "n = Shape <end = 1> (x) k = Expand(one, n) a = Mul(t, k) y = Cos(a)",
+            {"one": np.float32(1)},
+            {"t": InputValues("times", 1000)},
+        ),
         *(
             ("float[N] t", f"a = {op}(t, k) y = Cos(a)", {"k": np.float32(number)}, {})
             for op, number in (("Mul", 0), ("Mul", np.nan), ("Mul", np.inf), ("Div", 0))

@@ -84,3 +84,28 @@ def test_clones_keep_the_profile() -> None:
 def test_what_is_not_there_cannot_be_cut_out() -> None:
     with pytest.raises(CutError, match="no node of the model"):
         piece("nothing")
+
+
+def blocks(count: int) -> ir.Model:
+    """Residual blocks: ``x + silu(norm(x) w)``."""
+    body = "".join(
+        f" n{i} = LayerNormalization (x{i}, g) m{i} = MatMul (n{i}, w) s{i} = Sigmoid (m{i}) a{i} = Mul (m{i}, s{i})"
+        f" p{i} = MatMul (a{i}, w) x{i + 1} = Add (x{i}, p{i})"
+        for i in range(count)
+    )
+    head = '<ir_version: 10, opset_import: ["" : 21]>\ng (float[8, 32] x0, float[32, 32] w, float[32] g)'
+    found = infer_shapes(ir.from_proto(onnx.parser.parse_model(f"{head} => (float[8, 32] x{count}) {{{body} }}")))
+    for node in found.graph:
+        node.name = str(node.outputs[0].name)
+    return found
+
+
+def test_a_piece_of_a_region_ends_at_a_residual_and_is_that_of_every_block() -> None:
+    """What a residual comes from waits in memory for the products of the block; a SiLU reads one tensor twice, and
+    does not wait."""
+    cutter = Cutter(judged_form(blocks(6), ()), across_stored=False)
+    pieces = [cutter.subgraph([f"m{i}"]) for i in range(1, 5)]
+    assert [str(node.name) for node in pieces[1].graph] == ["p1", "x2", "n2", "m2", "s2", "a2", "p2"]
+    assert len({structure_key(piece) for piece in pieces}) == 1
+    whole = Cutter(judged_form(blocks(6), ())).subgraph(["m2"])
+    assert {"p0", "p1", "p2"} < {str(node.name) for node in whole.graph}

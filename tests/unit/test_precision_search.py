@@ -178,6 +178,19 @@ def test_equal_drops_are_told_apart_by_the_error() -> None:
     assert len(found.mix.quantized) > 10
 
 
+@pytest.mark.parametrize(("error", "is_nearer"), [(0.0010, True), (0.0011, True), (0.0013, False)])
+def test_points_that_few_samples_refuse_compare_by_their_error(error: float, is_nearer: bool) -> None:
+    """Three answers instead of two changed among eight samples, which is chance; an error that is 2 % larger may be."""
+    start, fewer = Mix.of(Precision.FP16, {"r0": Precision.INT8, "r1": Precision.INT8}), Mix(Precision.FP16)
+    oracle = one_type([0.1, 0.1], [10, 10])
+    trials = Trials(oracle.space, BUDGET, oracle)
+    trials.tried[start] = Tried("start", (), Evaluation(2 / 64, 0.00108, is_partial=True))
+    trials.tried[fewer] = Tried("take back", ("r0", "r1"), Evaluation(3 / 64, error, is_partial=True))
+    assert trials.is_nearer(fewer, start) == is_nearer
+    trials.tried[fewer] = Tried("take back", ("r0", "r1"), Evaluation(3 / 64, error))
+    assert not trials.is_nearer(fewer, start)
+
+
 def trials_of(points: list[tuple[float, float]], **how: float) -> tuple[Trials, list[Mix]]:
     """Points of the given errors and drops, as if they had been evaluated."""
     oracle = one_type([0.1] * len(points), [1.0] * len(points))

@@ -204,15 +204,23 @@ def top1(scores: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(flat).any(axis=-1), -1, best)
 
 
+def margins(scores: np.ndarray) -> np.ndarray:
+    """How far the best score of a row is ahead of the second, as a share of the row's range; the shape of :func:`top1`.
+
+    NaN where a row says nothing: of equal scores, or with NaN.
+    """
+    flat = _rows(scores).astype(np.float64)
+    first, second = flat.max(axis=-1), np.partition(flat, -2, axis=-1)[..., -2]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray((first - second) / (first - flat.min(axis=-1)))
+
+
 def is_tie(scores: np.ndarray, close: float = CLOSE) -> np.ndarray:
     """Whether the two best scores of a row differ by less than ``close`` of the row's range; the shape of :func:`top1`.
 
     Rows with NaN or infinities are none.
     """
-    flat = _rows(scores).astype(np.float64)
-    first, second = flat.max(axis=-1), np.partition(flat, -2, axis=-1)[..., -2]
-    with np.errstate(invalid="ignore"):
-        return np.asarray(first - second < close * (first - flat.min(axis=-1)))
+    return np.asarray(margins(scores) < close)
 
 
 def _rows(scores: np.ndarray) -> np.ndarray:

@@ -254,10 +254,11 @@ def gate(record: AccuracyRecord, budget: AccuracyBudget) -> tuple[str, ...]:
     if record.engine is not None:
         sources.append(("engine output", record.engine, record.engine_metric))
     failures: list[str] = []
+    floor = None if budget.is_advice else record.floor
     for name, accuracy in record.ranked.items():
         where = f"{name}, from which outputs are selected"
         failures += [f"{where}: {_NOT_FINITE.format(accuracy.nonfinite)}"] if accuracy.nonfinite else []
-        failures += _floor_failures(where, name, accuracy, record.floor)
+        failures += _floor_failures(where, name, accuracy, floor)
     for kind, outputs, metric in sources:
         for name, accuracy in outputs.items():
             where = f"{kind} {name}"
@@ -265,7 +266,7 @@ def gate(record: AccuracyRecord, budget: AccuracyBudget) -> tuple[str, ...]:
                 failures.append(f"{where}: {_NOT_FINITE.format(accuracy.nonfinite)}")
             elif name not in record.host_outputs:
                 failures += _output_failures(where, accuracy, budget, metric is not None)
-                failures += _floor_failures(where, name, accuracy, record.floor)
+                failures += _floor_failures(where, name, accuracy, floor)
     metrics = {"": record.metric, " of the engine": record.engine_metric, _SAVED: record.saved_metric}
     for suffix, metric in metrics.items():
         if metric is not None and not budget.allows(metric.drop):

@@ -28,6 +28,14 @@ class Floor:
     agreement: float | None = None
     sqnr_db: float | None = None
 
+    def with_given(self, agreement: float | None, sqnr_db: float | None) -> Floor | None:
+        """With what the user says, which 0 turns off; an SQNR bounds all outputs, and takes the place of the floor's.
+        None where nothing is asked."""
+        floor = Floor(
+            self.agreement if agreement is None else agreement or None, self.sqnr_db if sqnr_db is None else None
+        )
+        return None if floor == Floor() else floor
+
     def excess(self, disagreement: float, noise: float) -> float:
         """How many times too large the largest disagreement or noise over signal is; 1 where both hold."""
         found = 1.0
@@ -100,6 +108,9 @@ DEFAULT_FLOOR = Floor(0.98, 20.0)
 RANDOM_DB = 22.0
 """What outputs keep on random data where a search needs a bound: the floor of real data, and 2 dB for other samples."""
 
+RANDOM_FLOOR = Floor(None, RANDOM_DB)
+"""That of INT8 and FP8 where nobody gave samples: which element of an output is the largest says nothing then."""
+
 
 @dataclass(frozen=True)
 class AccuracyBudget:
@@ -126,6 +137,11 @@ class AccuracyBudget:
     def is_given(self) -> bool:
         """Whether anything besides the floor is bounded."""
         return self.drop is not None or self.sqnr_db is not None
+
+    @property
+    def is_advice(self) -> bool:
+        """Whether missing it fails no build: regions went back, and random data says no more."""
+        return self.floor == RANDOM_FLOOR
 
     @property
     def largest_drop(self) -> float:

@@ -176,7 +176,7 @@ def path_to(value: ir.Value | None, sizes: Sizes) -> Path | None:
         node = value.producer()
         if node is None:
             return None
-        bias = _bias_of(node, sizes)
+        bias = bias_of(node, sizes)
         if bias is not None:
             return Path(node, tuple(reversed(steps)), bias)
         if is_move(node) or is_pass(node):
@@ -201,7 +201,7 @@ def _data_index(node: ir.Node) -> int:
     return -1
 
 
-def _bias_of(node: ir.Node, sizes: Sizes) -> np.ndarray | None:
+def bias_of(node: ir.Node, sizes: Sizes) -> np.ndarray | None:
     """The bias that ``node`` adds, one number per entry of the last axis, broadcast over its output."""
     shape = sizes.of(node.outputs[0])
     if shape is None or not shape:

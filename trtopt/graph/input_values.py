@@ -103,7 +103,10 @@ def _frequency_behind(node: ir.Node, index: int, known: dict[ir.Value, float], d
         return 1.0
     factor = 1.0
     if edit.is_op(node, "Mul", "Div") and index <= edit.is_op(node, "Mul"):
-        factor = _factor(node, edit.constant_of(node.inputs[1 - index]))
+        other = node.inputs[1 - index]
+        maker = other.producer() if other is not None else None
+        repeated = maker is not None and edit.is_op(maker, "Expand")  # to the batch
+        factor = _factor(node, edit.constant_of(maker.inputs[0] if maker is not None and repeated else other))
     elif not (edit.is_op(node, "Concat") or (index == 0 and edit.is_op(node, *_HANDED_ON))):
         return 0.0
     return factor and depth and factor * min(_frequency(output, known, depth - 1) for output in node.outputs)

@@ -35,8 +35,9 @@ class Cutter:
 
     Args:
         model: The model; not changed, and not to be changed while the cutter is in use.
-        across_stored: Whether a subgraph goes on beyond a tensor that a heavy operator reads. Such a tensor is stored:
-            nothing beyond it fuses with what is before it; but along residuals it shows more of the network.
+        across_stored: Whether a subgraph goes on beyond a tensor that a heavy operator reads, or that waits for one
+            as a residual. Such a tensor is stored: nothing beyond it fuses with what is before it; but along residuals
+            it shows more of the network.
     """
 
     def __init__(self, model: ir.Model, *, across_stored: bool = True) -> None:
@@ -45,6 +46,7 @@ class Cutter:
         self._symbols = symbols_of(model)
         self._order = {node: index for index, node in enumerate(model.graph)}
         self._owners: dict[str, ir.Node] = {}
+        self._waiting: dict[tuple[ir.Node, ir.Value], bool] = {}
         for node in model.graph:
             self._owners[str(node.name)] = node
             for graph in subgraphs_of(node):
@@ -99,16 +101,40 @@ class Cutter:
     def _producers(self, node: ir.Node, is_start: bool) -> list[ir.Node]:
         values = values_read(node)
         if not (is_start or self._across_stored):
-            values = [value for value in values if not _heavy_readers(value)]
+            values = [value for value in values if not (_heavy_readers(value) or self._waits(node, value))]
         found = (value.producer() for value in values)
         return [producer for producer in found if producer is not None and producer.graph is node.graph]
 
     def _consumers(self, node: ir.Node, is_start: bool) -> list[ir.Node]:
         found: list[ir.Node] = []
         for value in node.outputs:
-            heavy = [] if is_start or self._across_stored else _heavy_readers(value)
-            found += heavy or [user for user, _ in value.uses()]
+            users = [user for user, _ in value.uses()]
+            if not (is_start or self._across_stored):
+                users = _heavy_readers(value) or [user for user in users if not self._waits(user, value)]
+            found += users
         return [self._owners[str(user.name)] for user in found]
+
+    def _waits(self, reader: ir.Node, value: ir.Value) -> bool:
+        """Whether a value waits for a heavy operator that computes another input of its reader from it: a residual."""
+        if (reader, value) not in self._waiting:
+            self._waiting[reader, value] = len(value.uses()) > 1 and self._is_residual(reader, value)
+        return self._waiting[reader, value]
+
+    def _is_residual(self, reader: ir.Node, value: ir.Value) -> bool:
+        first = self._order.get(value.producer(), -1)  # type: ignore[arg-type]
+        stack, seen = [(reader, False)], {(reader, False)}
+        while stack:
+            node, is_behind = stack.pop()
+            for read in values_read(node):
+                if read is value and is_behind:
+                    return True
+                producer = read.producer()
+                if producer is not None and self._order.get(producer, -1) > first:
+                    following = (producer, is_behind or producer.op_type in _HEAVY)
+                    if following not in seen:
+                        seen.add(following)
+                        stack.append(following)
+        return False
 
     def _between(self, chosen: set[ir.Node]) -> set[ir.Node]:
         """Nodes on paths without a heavy operator from one chosen node to another, such as the Softmax of an attention:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,7 @@ from types import TracebackType
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.accuracy.compare import ConvertingRunner, MemoizedRunner, as_whole, is_class_like
+from trtopt.accuracy.compare import ConvertingRunner, MemoizedRunner, as_whole, is_class_like, margins
 from trtopt.accuracy.metric import drop_of
 from trtopt.accuracy.scores import held_by
 from trtopt.config import AccuracyBudget, BuildConfig
@@ -20,9 +21,9 @@ from trtopt.errors import InvalidModelError, TrtoptError
 from trtopt.events import ignore
 from trtopt.graph.skeleton import content_hash
 from trtopt.pipeline.saved import LOADS, computes_wrong, tried_in_onnxruntime
-from trtopt.pipeline.verify import CLEAR_DB, Verification, emulation_of, floor_record, metric_of, verify
+from trtopt.pipeline.verify import CLEAR_DB, Verification, emulation_of, floor_record, metric_of, reference_of, verify
 from trtopt.precision.fp16.repair import smallest_sqnr_db
-from trtopt.precision.observe.stream import FEW_ROWS, SomeSamples
+from trtopt.precision.observe.stream import FEW_ROWS, Samples, SomeFirst, SomeSamples
 from trtopt.precision.plan import FP16
 from trtopt.precision.search.space import Budget, Evaluation, aim_for
 from trtopt.report.schema.build import AccuracyRecord, OutputAccuracy
@@ -33,6 +34,9 @@ from trtopt.support.clock import Clock
 from trtopt.support.ort_session import Feeds
 from trtopt.support.precision import Precision
 from trtopt.support.temporary import TemporaryFolder
+
+_LEAST_ROWS = FEW_ROWS // 2
+"""Entries that a point of a search is run on at least: by their error points compare that change as many answers."""
 
 
 class Gauge:
@@ -92,24 +96,45 @@ class Gauge:
             return accuracy_drop(self.measure(model))
         shares: list[float] = []
 
-        def settles(outputs: Mapping[str, OutputAccuracy], share: float) -> bool:
-            is_settled = self._settles(outputs, share)
+        def settles(outputs: Mapping[str, OutputAccuracy], share: float, rows: int) -> bool:
+            is_settled = self._settles(outputs, share, rows)
             shares.extend([share] * is_settled)
             return is_settled
 
-        job = replace(self._job, optimized=model)
+        job = replace(self._job, optimized=model, samples=self._hardest_first)
         record = verify(replace(job, settles=settles), Clock(ignore))
-        is_partial = any(share < 1 for share in shares)
-        if not is_partial:
+        found, share = accuracy_drop(record), min(shares, default=1.0)
+        if share == 1:
             self._records[content_hash(model)] = record
-        return replace(accuracy_drop(record), is_partial=is_partial)
+        elif not self.budget().holds(found):  # as if none of the others differed: points compare, whatever they ran
+            found = replace(found, drop=found.drop * share, disagreement=found.disagreement * share)
+        return replace(found, is_partial=share < 1)
 
-    def _settles(self, outputs: Mapping[str, OutputAccuracy], share: float) -> bool:
+    @functools.cached_property
+    def _hardest_first(self) -> Samples:
+        """The samples, in front those whose answers are the first to change: whose best scores in FP32 are nearest to
+        each other. The reference is run on all of them for this, as it is for the point that is chosen."""
+        samples = self._job.samples
+        held = held_by(self._job.reference, (str(value.name) for value in self._job.reference.graph.outputs))
+        if samples.source == "synthetic" or "scores" not in held.values():
+            return samples
+        with reference_of(self._job) as reference:
+            runs = (zip(reference.output_names, reference.run(feeds), strict=True) for feeds in samples)
+            nearest = [
+                min((_margin(array) for name, array in run if held.get(name) == "scores"), default=math.inf)
+                for run in runs
+            ]
+        return SomeFirst(samples, sorted(range(len(nearest)), key=nearest.__getitem__)[:FEW_ROWS])
+
+    def _settles(self, outputs: Mapping[str, OutputAccuracy], share: float, rows: int) -> bool:
         """Whether the samples so far show that a point holds the budget, or cannot hold it any more.
 
         It cannot where its answers differ too often even if none of the others did, or its noise is twice what is
-        allowed. It does where a tenth of that is left over, and scores are as near as in FP16.
+        allowed. It does where a tenth of that is left over, and scores are as near as in FP16. A few rows show the
+        first of these only.
         """
+        if rows < _LEAST_ROWS:
+            return False
         job = self._job
         computed = () if job.host is None else job.host.own_outputs
         own, ranked = job.parted(outputs)
@@ -120,11 +145,11 @@ class Gauge:
             found,
             drop=found.drop * share,
             disagreement=found.disagreement * share,
-            noise=found.noise / 2,
-            error=found.error / 2,
+            noise=found.noise / 2 if rows >= FEW_ROWS else 0.0,
+            error=found.error / 2 if rows >= FEW_ROWS else 0.0,
         )
-        if not budget.holds(least):
-            return True
+        if not budget.holds(least) or rows < FEW_ROWS:
+            return not budget.holds(least)
         scores = [item for item in outputs.values() if item.top1_agreement is not None and item.has_scores]
         near = smallest_sqnr_db(FP16) + CLEAR_DB
         if any(item.top1_agreement != 1.0 or not item.sqnr_db >= near for item in scores):
@@ -139,7 +164,8 @@ class Gauge:
         job, noise = replace(self._job, optimized=model), 10 ** (CLEAR_DB / 20)
         with emulation_of(job) as runner:
             job = replace(job, emulated=MemoizedRunner(runner))
-            few = replace(job, samples=SomeSamples(job.samples, FEW_ROWS), metric=None, noise=noise)
+            some = SomeSamples(job.samples, FEW_ROWS)
+            few = replace(job, samples=some, metric=None, noise=noise, settles=self._settles)
             if not self.budget().holds(accuracy_drop(verify(few, Clock(ignore)))):
                 return False
             found = accuracy_drop(self._measured(job))
@@ -160,7 +186,7 @@ class Gauge:
 
     def keeps_floor(self, model: ir.Model) -> bool:
         """Whether the outputs of an optimized graph keep the floor."""
-        return self.budget().holds(accuracy_drop(self.measure(model)))
+        return self.budget().holds(self.evaluate(model))
 
     def budget(self) -> Budget:
         """What a point has to hold; the search aims lower by what chance may cost on samples it has not seen."""
@@ -192,6 +218,14 @@ class Gauge:
         return sum(
             max((len(array) for array in feeds.values() if array.ndim), default=1) for feeds in self._job.samples
         )
+
+
+def _margin(scores: np.ndarray) -> float:
+    """The mean of :func:`~trtopt.accuracy.compare.margins` over the answers of a sample; infinite where there are
+    none."""
+    found = margins(scores) if is_class_like(scores) else np.zeros(0)
+    found = found[np.isfinite(found)]
+    return float(found.mean()) if found.size else math.inf
 
 
 def gauge_for(

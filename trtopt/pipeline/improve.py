@@ -25,16 +25,16 @@ from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_in_place
 from trtopt.pipeline.calibrate import Observer
-from trtopt.precision.decide import plan_for
+from trtopt.precision.decide import transferred
 from trtopt.precision.fp16.repair import Damage, Repaired, repair, smallest_sqnr_db
 from trtopt.precision.observe.calibrate import channel_stats, product_inputs
 from trtopt.precision.observe.feeds import Sample
 from trtopt.precision.observe.stream import entries, up_to
-from trtopt.precision.plan import PrecisionPlan, QuantizedOp
+from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.ptq.refine import refine, spread_samples
 from trtopt.precision.ptq.scaling import Scaled, equalize, smooth
 from trtopt.precision.qdq.existing import without_qdq
-from trtopt.precision.regions import Problem, find_candidates
+from trtopt.precision.regions import Problem
 from trtopt.precision.write import apply_plan
 from trtopt.report.schema.steps import StepRecord
 from trtopt.support.nms_plugins import PLUGINS
@@ -404,6 +404,7 @@ _METHOD = "percentile"
 """Calibration method tried for all tensors alike."""
 _SLOWER = 1.001
 """A network this much slower is slower; below it are roundings of the prediction."""
+_IS_SLOWER = "not kept, the network is slower with it"
 
 Price = Callable[[Problem, PrecisionPlan], float]
 """What a form of the model costs with a plan, in microseconds."""
@@ -490,10 +491,16 @@ class _Trials:
     def scaled(self, name: str, found: Scaled, began: float) -> None:
         """Another FP32 form of the model, with the ranges that it has.
 
-        The ranges of a few samples tell whether it may be better than the best so far is with those of as many; those
-        it gets are of all, since a few do not hold the largest values.
+        What it costs is asked first. The ranges of a few samples tell whether it may be better than the best so far is
+        with those of as many; those it gets are of all, since a few do not hold the largest values.
         """
         if not found.changes:
+            return
+        rough = replace(self.best.problem, model=found.model)
+        plan = transferred(self.best.plan, rough)
+        if len(plan.quantized) == len(self.best.plan.quantized) and not self._is_free(rough, plan):
+            step = StepRecord(name, _STAGE, 0, time.perf_counter() - began, found.refusals, (_IS_SLOWER,))
+            self.best = replace(self.best, steps=(*self.best.steps, step))
             return
         least = min(self._screened, self._of_few)
         of_few = self._ranged(found, self._observer.few(SMALLEST_SAMPLES), -math.inf)
@@ -534,7 +541,7 @@ class _Trials:
         change = f"{decibels(before):.2f} -> {decibels(error):.2f} dB"
         text = f"output SQNR {change} on {count} samples{'' if kept else ': not kept'}"
         if kept and not self._is_free(tried.problem, tried.plan):
-            kept, text = False, f"{text}: not kept, the network is slower with it"
+            kept, text = False, f"{text}: {_IS_SLOWER}"
         if tried.lost:
             text = f"not kept: {tried.lost} of its nodes would be too heavy-tailed for 8-bit"
         changes = scaled.changes if scaled is not None else len(tried.plan.quantized)
@@ -551,24 +558,6 @@ class _Trials:
         if self._price is None:
             return True
         return self._price(problem, plan) <= self._price(self.best.problem, self.best.plan) * _SLOWER
-
-
-def transferred(plan: PrecisionPlan, problem: Problem) -> PrecisionPlan:
-    """The same 8-bit nodes on another FP32 form of the model, with its ranges.
-
-    Nodes keep their type, granularity and residuals; a multiplication per channel goes where one scale has become good
-    enough.
-    """
-    dtypes = tuple(dict.fromkeys(op.dtype for op in plan.quantized))
-    candidates = find_candidates(problem, dtypes)
-    ops = [_like(op, candidates.ops.get(op.node, ())) for op in plan.quantized]
-    return plan_for(problem, plan.requested, tuple(op for op in ops if op is not None), plan.refused)
-
-
-def _like(op: QuantizedOp, forms: Sequence[QuantizedOp]) -> QuantizedOp | None:
-    mine = [form for form in forms if form.dtype == op.dtype]
-    same = [form for form in mine if (form.multiply, form.weight_axis) == (op.multiply, op.weight_axis)]
-    return next((replace(form, skips=op.skips) for form in same or mine), None)
 
 
 def _smooth(tried: _Trials, nodes: frozenset[str], observer: Observer, multiply: bool) -> None:

@@ -10,16 +10,17 @@ from dataclasses import dataclass, replace
 
 from trtopt.accuracy.compare import decibels
 from trtopt.accuracy.segments import SegmentedModel
-from trtopt.accuracy.sensitivity import sensitivity
+from trtopt.accuracy.sensitivity import Sampling, sensitivity
 from trtopt.cache.code import code_hash, entry_key
+from trtopt.config import AccuracyBudget
 from trtopt.graph import cost
 from trtopt.graph.skeleton import content_hash
 from trtopt.judge.selection import Guard, Guarded, RegionVerdict
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.calibrate import Observer
 from trtopt.pipeline.gauge import Gauge, accuracy_drop
-from trtopt.pipeline.improve import Improved, OutputErrorMeter, judged, transferred
-from trtopt.precision.decide import plan_for
+from trtopt.pipeline.improve import Improved, OutputErrorMeter, judged
+from trtopt.precision.decide import plan_for, transferred
 from trtopt.precision.observe.stream import FEW_ROWS
 from trtopt.precision.plan import BF16, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.existing import existing_nodes
@@ -32,10 +33,14 @@ from trtopt.report.schema.steps import StepRecord
 from trtopt.report.text.decisions import miss_text
 from trtopt.support.precision import Precision
 
+_RANKING_RUNS, _LEAST_RUNS = 64, 2
+"""Runs of a ranking, shared among the regions, and the least of each: where there are many, an order is enough, and
+what it misleads to is undone."""
 
-def missed(found: SearchRecord | None) -> tuple[str, ...]:
+
+def missed(found: SearchRecord | None, budget: AccuracyBudget) -> tuple[str, ...]:
     """The gate's sentence where a search did not reach the budget."""
-    return () if found is None or found.reached else (miss_text(found),)
+    return () if found is None or found.reached or budget.is_advice else (miss_text(found),)
 
 
 class RegionOracle:
@@ -140,8 +145,9 @@ class RegionOracle:
         nodes = [node for group in regions.values() for node in group]
         exact = replace(plan, narrow=None, wide={}, bfloat={}, fused_quantizers=False, rounded={})
         with SegmentedModel(base, apply_plan(base, exact), nodes) as model:
-            some = self._observer.few(FEW_ROWS).samples
-            found = sensitivity(model, regions, some, always=nodes, on_event=self._observer.clock.listen)
+            some, listen = self._observer.few(FEW_ROWS).samples, self._observer.clock.listen
+            each = Sampling(max(_RANKING_RUNS // len(regions), _LEAST_RUNS))
+            found = sensitivity(model, regions, some, always=nodes, sampling=each, on_event=listen)
         return {name: max(-item.change, 0.0) for name, item in found.regions.items()}
 
     def _nodes(self, name: str, dtype: Form) -> list[str]:

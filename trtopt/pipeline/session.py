@@ -385,7 +385,7 @@ class _Run:
             known = None if gauge is None else gauge.known(final.compared)
             accuracy = verify(job, clock) if known is None else known
             accuracy = with_saved_metric(accuracy, final.artifact.model, job, clock)
-            failures = missed(lowered.search) + gate(accuracy, self._budget)
+            failures = missed(lowered.search, self._budget) + gate(accuracy, self._budget)
             built = Built(way.own, lowered, final, accuracy, None, failures, cost)
             is_refused = failures and not way.config.allow_accuracy_loss
             try:
@@ -409,7 +409,7 @@ class _Run:
             else:
                 loading = as_built(self._config, target.backend)
                 accuracy = verify_engine(accuracy, job, engine.data, target.backend, loading, clock)
-            failures = missed(lowered.search) + gate(accuracy, self._budget)
+            failures = missed(lowered.search, self._budget) + gate(accuracy, self._budget)
             return replace(built, accuracy=accuracy, engine=engine, failures=failures, cost=self._cost(final, engine))
 
     def _trial(

@@ -15,7 +15,7 @@ from trtopt.accuracy.box_forms import parse_boxes
 from trtopt.accuracy.metric import Metric, load_metric, python_metric
 from trtopt.accuracy.recorded import Recorded, read_recorded
 from trtopt.accuracy.scores import holds_numbers
-from trtopt.config import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, AccuracyBudget, BuildConfig, Floor, flag
+from trtopt.config import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, RANDOM_FLOOR, AccuracyBudget, BuildConfig, Floor, flag
 from trtopt.config.idle import idle_options
 from trtopt.config.paths import check_files, files_read
 from trtopt.engine.backend import TENSORRT, Backend, backend_of_rules, choose_backend
@@ -131,11 +131,17 @@ class BuildSettings:
 
     def checked_on(self, samples: Samples, compared: ir.Model | None = None) -> BuildSettings:
         """The settings once it is known what is verified on: a caller's samples give INT8 and FP8 a floor, and random
-        ones bound the noise of ``compared``, None with a metric, where its outputs are numbers."""
-        budget, is_random = self.budget, compared is not None and samples.source == SYNTHETIC
-        if is_random and compared is not None and not prunes(self.config) and holds_numbers(compared):
+        ones bound the noise of ``compared``, None with a metric, where its outputs are numbers; a floor that nobody
+        asked for takes regions back there, and fails nothing."""
+        budget, config, least = self.budget, self.config, Floor()
+        is_narrow = self.precision in (Precision.INT8, Precision.FP8)
+        if samples.source == "user":
+            least = DEFAULT_FLOOR if is_narrow or config.weights is not None else least
+        elif compared is not None and not prunes(config) and holds_numbers(compared):
             budget = budget.on_random_data()
-        return replace(self, budget=replace(budget, floor=_floor(self.config, self.precision, samples)))
+            is_asked = budget.is_given or config.min_agreement is not None
+            least = RANDOM_FLOOR if is_narrow and not (is_asked or config.keep_all_int8) else least
+        return replace(self, budget=replace(budget, floor=least.with_given(config.min_agreement, config.min_sqnr_db)))
 
     def budget_after(self, is_pruned: bool) -> AccuracyBudget:
         """The budget once it is known whether a weight was pruned.
@@ -326,19 +332,6 @@ def _budget(config: BuildConfig) -> AccuracyBudget:
             remedy="give --min-sqnr-db X",
         )
     return given
-
-
-def _floor(config: BuildConfig, precision: Precision | None, samples: Samples) -> Floor | None:
-    """What outputs have to keep: what the user says, which 0 turns off, else the default of 8-bit types on real data.
-
-    An SQNR that the user gave bounds all outputs, and takes the place of that of the floor.
-    """
-    is_narrow = precision in (Precision.INT8, Precision.FP8) or config.weights is not None
-    has_default = is_narrow and samples.source == "user"
-    least = DEFAULT_FLOOR if has_default else Floor()
-    agreement = least.agreement if config.min_agreement is None else config.min_agreement or None
-    floor = Floor(agreement, least.sqnr_db if config.min_sqnr_db is None else None)
-    return None if floor == Floor() else floor
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from trtopt.accuracy.metric import Metric
 from trtopt.accuracy.recorded import Recorded, RecordedRunner
 from trtopt.accuracy.reference import Reference
 from trtopt.accuracy.scores import held_by, ranked_in
-from trtopt.config import Floor, Tolerances
+from trtopt.config import RANDOM_FLOOR, Floor, Tolerances
 from trtopt.engine.backend import Backend, RuntimeOptions
 from trtopt.engine.profiles import Profiles
 from trtopt.engine.run import EngineSession, can_run
@@ -88,7 +88,8 @@ class Verification:
         ranked: Tensors that a selection ranks or takes, which are compared beside the outputs; of models whose rows
             are run one by one and that the engine computes whole.
         emulated: What runs the optimized graph as an engine rounds it, where it is there already; None opens it.
-        settles: Told the outputs so far and the share of the samples that they are of; whether they are enough.
+        settles: Told the outputs so far, the share of the samples that they are of, and their rows; whether they are
+            enough.
     """
 
     reference: ir.Model
@@ -110,7 +111,7 @@ class Verification:
     saves: bool = False
     ranked: tuple[str, ...] = ()
     emulated: Runner | None = None
-    settles: Callable[[Mapping[str, OutputAccuracy], float], bool] | None = None
+    settles: Callable[[Mapping[str, OutputAccuracy], float, int], bool] | None = None
 
     def __post_init__(self) -> None:
         if self.fp32 is None:
@@ -319,11 +320,9 @@ class _Counted:
     def are_enough(self, outputs: Mapping[str, OutputAccuracy]) -> bool:
         """Whether those read so far show that every output is far above its bound, with the same answers throughout,
         or settle what is asked."""
-        if self.rows < FEW_ROWS:
-            return False
         if self._settles is not None and self._samples.count:
-            return self._settles(outputs, self.count / self._samples.count)
-        return self._is_clear(outputs)
+            return self._settles(outputs, self.count / self._samples.count, self.rows)
+        return self.rows >= FEW_ROWS and self._is_clear(outputs)
 
 
 def floor_record(
@@ -334,7 +333,7 @@ def floor_record(
         return None
     judged: dict[str, Literal["agreement", "sqnr", "none"]] = {}
     for name, holds in held_by(job.reference, outputs).items():
-        has_top1 = outputs[name].top1_agreement is not None
+        has_top1 = outputs[name].top1_agreement is not None and job.floor != RANDOM_FLOOR
         judged[name] = "none" if holds == "selection" else "agreement" if holds == "scores" and has_top1 else "sqnr"
     return FloorRecord(job.floor.agreement, job.floor.sqnr_db, {**judged, **dict.fromkeys(ranked, "sqnr")})
 

@@ -170,3 +170,21 @@ def _is_slow(node: ir.Node, wide: Mapping[str, str], ranges: ValueRanges) -> boo
     readers = [user for user, _ in node.outputs[0].uses()]
     neighbours = [*readers, *([] if maker is None else [maker])]
     return node.outputs[0].is_graph_output() or any(str(other.name) in wide for other in neighbours)
+
+
+def transferred(plan: PrecisionPlan, problem: Problem) -> PrecisionPlan:
+    """The same 8-bit nodes on another FP32 form of the model, with its ranges.
+
+    Nodes keep their type, granularity and residuals; a multiplication per channel goes where one scale has become good
+    enough.
+    """
+    dtypes = tuple(dict.fromkeys(op.dtype for op in plan.quantized))
+    candidates = find_candidates(problem, dtypes)
+    ops = [_like(op, candidates.ops.get(op.node, ())) for op in plan.quantized]
+    return plan_for(problem, plan.requested, tuple(op for op in ops if op is not None), plan.refused)
+
+
+def _like(op: QuantizedOp, forms: Sequence[QuantizedOp]) -> QuantizedOp | None:
+    mine = [form for form in forms if form.dtype == op.dtype]
+    same = [form for form in mine if (form.multiply, form.weight_axis) == (op.multiply, op.weight_axis)]
+    return next((replace(form, skips=op.skips) for form in same or mine), None)

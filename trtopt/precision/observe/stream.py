@@ -194,6 +194,31 @@ class SomeSamples(Samples):
         return self._whole.shapes()[self._chosen]
 
 
+class SomeFirst(Samples):
+    """The same samples, those of some indices first, in their order; these are held in memory."""
+
+    def __init__(self, whole: Samples, first: Sequence[int]) -> None:
+        self._whole, self._first = whole, tuple(first)
+        self.where, self.source = whole.where, whole.source
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (sample for sample, _ in self.with_rows())
+
+    def with_rows(self) -> Iterator[tuple[Sample, int]]:
+        """Yield the samples, each with how many of the caller's it holds; they are read twice."""
+        held = {index: taken for index, taken in enumerate(self._whole.with_rows()) if index in self._first}
+        for index in self._first:
+            yield held.pop(index)
+        for index, taken in enumerate(self._whole.with_rows()):
+            if index not in self._first:
+                yield taken
+
+    @property
+    def count(self) -> int | None:
+        """Number of samples; None where only a pass over them tells."""
+        return self._whole.count
+
+
 class FilledSamples(Samples):
     """Samples that are fed what others leave out: one of several sets of arrays, the first ones the first set."""
 

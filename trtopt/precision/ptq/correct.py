@@ -58,6 +58,10 @@ BLOCK_DEPTH = 1024
 the error of those before it: the factor of K inputs takes K^2 numbers and K^3 / 3 multiplications, and large layers are
 deep (4608 in the last stage of a ResNet-50)."""
 
+_ROWS_PER_INPUT, _FIT_PRODUCTS = 4, 1 << 33
+"""Rows that are read of a layer for each of the inputs that are factorised together, where more of them would take more
+multiplications with the layer's weight than this."""
+
 DAMPING = 0.01
 """Share of the mean of the diagonal of ``X'^T X'`` that is added to it, as in GPTQ: rows are few, and weights of
 inputs that were never seen must not run away."""
@@ -347,7 +351,8 @@ class _Walk:
             return self._inputs
         self._inputs = None
         rng = np.random.default_rng([self._seed, zlib.crc32(op.activation.encode())])
-        share = max(rows_read(layer) // len(stop.exact), 1)
+        rows = max(_ROWS_PER_INPUT * min(layer.depth, BLOCK_DEPTH), _FIT_PRODUCTS // layer.weight.size)
+        share = max(min(rows, rows_read(layer)) // len(stop.exact), 1)
         scale = activation_scale(op.activation_amax, None if op.node in self._plan.wide else self._plan.narrow)
         parts: tuple[list[tuple[np.ndarray, np.ndarray]], ...] = ([], [])
         for index, (exact, noisy) in enumerate(zip(stop.exact, stop.noisy, strict=True)):

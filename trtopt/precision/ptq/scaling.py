@@ -266,6 +266,9 @@ def _ranges(scales: np.ndarray, weights: list[tuple[Weight, np.ndarray]]) -> np.
 
 _ORDER = 8
 _STEPS = 120
+_MOST_OUTPUTS = 512
+"""Outputs of a group that stand for all of them in the error of a weight, evenly spread: a descent reads its weight 120
+times."""
 _RATE = 0.1
 """First step of a scale, as a natural logarithm; it falls linearly to zero."""
 
@@ -382,7 +385,9 @@ class ExpectedError:
         self._squares = positions * stats.mean_square.astype(np.float64).reshape(groups, width)
         magnitudes = np.abs(weight).max(axis=-1)
         self._wmax = max(float(magnitudes.max(initial=0)), _TINY)
-        self._powers = (magnitudes / np.float32(self._wmax)) ** np.float32(_ORDER)
+        some = magnitudes[:, :: -(-magnitudes.shape[1] // _MOST_OUTPUTS)]
+        self._powers = (some / np.float32(self._wmax)) ** np.float32(_ORDER)
+        self._share = magnitudes.shape[1] / some.shape[1]
         self._columns = np.square(weight, dtype=np.float32).sum(axis=(1, 3), dtype=np.float64)
         self._signal = float((self._columns * self._squares).sum()) / positions
         self._unit = 1 / (12 * LEVELS**2 * max(self._signal, _TINY))
@@ -404,7 +409,7 @@ class ExpectedError:
         by_data = 2 * data * (rounded / total - spread / float(spread.sum()))
         inverse = (own**-_ORDER).astype(np.float32)
         rows = _rows(self._powers, inverse) + 1e-38
-        steps = rows ** (2 / _ORDER) * self._wmax**2
+        steps = self._share * rows ** (2 / _ORDER) * self._wmax**2
         power = self._squares * squared
         powers = power.sum(axis=1, keepdims=True)
         weight = self._unit * float((steps * powers).sum())

@@ -204,14 +204,20 @@ def _stored(value: ir.Value | None) -> tuple[ir.Value, np.ndarray] | None:
     return None if scale is None or scale.dtype != np.float16 else (node.inputs[0], scale.astype(np.float32))
 
 
+_QUANTIZED_BEFORE = ("MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice")
+"""What ``QDQPropagation`` of ONNX Runtime moves a quantizer over."""
+
+
 def _is_quantized(value: ir.Value) -> bool:
-    """Whether nothing but a quantizer reads a value, Relu and Clip apart."""
+    """Whether nothing but a quantizer reads a value, behind a Relu, a Clip and what the quantizer may move over."""
     while True:
         readers = [node for node, _ in value.uses()]
-        if len(readers) != 1 or not edit.is_op(readers[0], "QuantizeLinear", "Relu", "Clip"):
+        if len(readers) != 1 or readers[0].inputs[0] is not value:
             return False
-        if readers[0].op_type == "QuantizeLinear":
+        if edit.is_op(readers[0], "QuantizeLinear"):
             return True
+        if not edit.is_op(readers[0], "Relu", "Clip", *_QUANTIZED_BEFORE):
+            return False
         value = readers[0].outputs[0]
 
 

@@ -23,6 +23,9 @@ from trtopt.report.text.format import count, some
 from trtopt.support.halving import fewest
 from trtopt.support.precision import Precision
 
+_CHANCE = 1.02
+"""How much the error of a few samples may rise with regions taken back: errors of regions cancel in part."""
+
 
 @dataclass(frozen=True)
 class SearchResult:
@@ -123,6 +126,14 @@ class Trials:
     def order(self, mix: Mix) -> tuple[float, float, float]:
         """The better an evaluated point keeps the budget, the smaller."""
         return self.budget.order(self.tried[mix].found)
+
+    def is_nearer(self, mix: Mix, state: Mix) -> bool:
+        """Whether a point outside of the budget is nearer to it than another. Where a few samples refused it, how many
+        answers changed is chance, and the error on these decides; what it rises by then may be, too."""
+        found = self.tried[mix].found
+        if found.is_partial:
+            return found.error <= self.tried[state].found.error * _CHANCE
+        return self.order(mix) < self.order(state)
 
     def priced(self) -> list[Mix]:
         """The points worth a price: those that a search starts from, and those than which none should be faster and
@@ -382,7 +393,7 @@ class _Search:
             if self._try(trial, "take back", _regions(taken)):
                 self._take_fewer(state, taken, self._has_time)
                 return
-            if self.trials.order(trial) < self.trials.order(state) or ranked == state:
+            if self.trials.is_nearer(trial, state) or ranked == state:
                 tried[trial].kept = True
                 state, way, size = trial, way[size:], 2 * size
             else:

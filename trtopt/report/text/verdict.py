@@ -209,7 +209,8 @@ def _look_at(report: BuildReport) -> Iterator[str]:
         yield "nothing was checked on real data"
     achieved = report.precision.achieved
     if achieved and asked in (Precision.INT8, Precision.FP8) and asked not in achieved:
-        yield f"nothing runs in {asked.upper()}: nowhere is that faster"
+        is_lossy = report.search is not None and report.search.reverted
+        yield f"nothing runs in {asked.upper()}: nowhere is that {'accurate enough' if is_lossy else 'faster'}"
     uncosted = () if report.analysis is None else report.analysis.uncosted
     if uncosted:
         yield f"the time is without {some([visible(item.op) for item in uncosted])}"
