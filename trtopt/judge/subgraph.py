@@ -117,7 +117,8 @@ class Cutter:
     def _waits(self, reader: ir.Node, value: ir.Value) -> bool:
         """Whether a value waits for a heavy operator that computes another input of its reader from it: a residual."""
         if (reader, value) not in self._waiting:
-            self._waiting[reader, value] = len(value.uses()) > 1 and self._is_residual(reader, value)
+            is_shared = value.producer() is not None and len(value.uses()) > 1
+            self._waiting[reader, value] = is_shared and self._is_residual(reader, value)
         return self._waiting[reader, value]
 
     def _is_residual(self, reader: ir.Node, value: ir.Value) -> bool:
