@@ -126,7 +126,7 @@ def _plan(found: Attention) -> _Plan | None:
     paths = [path for path in (query, key, value) if path is not None and one_per(path.bias).any()]
     own = {path.root for path in paths}
     split = {path.root: path for item in found.scores.inputs for path in _split_paths(item, sizes)}
-    split = {root: path for root, path in split.items() if root not in own}
+    split = {root: path for root, path in split.items() if root not in own and _moves_bias(found, path, sizes)}
     if not paths and not split:
         return None
     if found.hindrance and paths:
@@ -219,6 +219,13 @@ def _moved_bias(found: Attention, path: Path, sizes: Sizes) -> np.ndarray:
     if any(size not in (1, dim) for size, dim in zip(bias.shape, dims, strict=True)):
         raise _CannotError(f"the shapes between {path.root.name} and {found.scores.name} are not known")
     return _narrowed(bias, value.dtype, path.root)
+
+
+def _moves_bias(found: Attention, path: Path, sizes: Sizes) -> bool:
+    try:
+        return bool(_moved_bias(found, path, sizes).size)
+    except _CannotError:
+        return False
 
 
 def _narrowed(array: np.ndarray, dtype: ir.DataType, node: ir.Node) -> np.ndarray:

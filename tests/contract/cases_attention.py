@@ -267,6 +267,11 @@ CASES: tuple[Case, ...] = (
         Case("capped-scores", label, f"{IO} <{HEADS}> {{ {Q} {K} {V} {cap} {MIX} {OUT} }}", **options)  # type: ignore[arg-type]
         for label, cap, options in (
             ("capped", CAPPED, CAP),
+            (
+                "capped-too-far-out",
+                CAPPED.replace("s3 = Mul(s2, sc)", "far = Constant <value_float = 1000.0> () s3 = Mul(s2, far)"),
+                {**CAP, "changes": 0},
+            ),
             ("capped-by-little", CAPPED.replace("Div(s0, sc)", "Mul(s0, sc)"), CAP),
             (
                 "far-out",

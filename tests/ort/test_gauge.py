@@ -13,7 +13,7 @@ from trtopt.pipeline import verify as verification
 from trtopt.pipeline.gauge import Gauge
 from trtopt.pipeline.verify import Verification
 from trtopt.precision.observe.samples import open_samples
-from trtopt.precision.observe.stream import FEW_ROWS
+from trtopt.precision.observe.stream import FEW_ROWS, SomeFirst, SomeSamples
 from trtopt.support.ort_session import Feeds, OrtSession
 
 ROWS = 64
@@ -86,6 +86,30 @@ def test_samples_whose_best_scores_are_near_each_other_come_first(runs: list[int
     found = judge.evaluate(network(0.1))
     assert found.is_partial and not judge.budget().holds(found)
     assert found.disagreement == found.drop == 2 / ROWS and sum(runs) == ROWS + FEW_ROWS // 2
+
+
+@pytest.mark.parametrize("wrong", [slice(0, FEW_ROWS), slice(0, 0)])
+def test_the_floor_of_values_is_measured_on_all_samples(wrong: slice, runs: list[int]) -> None:
+    """Of the first rows every value is off by a tenth of itself, and of all rows by a thousandth of the signal."""
+    rows = SCORES.copy()
+    rows[wrong] *= 2
+    text = "g (float[N,10] x) => (float[N,10] y) <float m = {3.0}> { y = Min(x, m) }"
+    capped = ir.from_onnx_text('<ir_version: 9, opset_import: ["" : 19]>\n' + text)
+    samples = open_samples({"x": rows}, [InputSpec("x", np.dtype(np.float32), ("N", 10))])
+    job = Verification(network(0.0, scores=False), capped, samples, "eval", None, tensors=False)
+    judge = Gauge(job, AccuracyBudget(floor=Floor(0.98, 20.0)))
+    judge.keeps_floor(capped)
+    assert sum(runs) == 2 * ROWS and judge.known(capped) is not None
+
+
+def test_the_first_samples_of_some_are_read_once(runs: list[int]) -> None:
+    rows = np.arange(12, dtype=np.float32)[:, None]
+    whole = open_samples({"x": rows}, [InputSpec("x", np.dtype(np.float32), (1, 1))])
+    some = SomeFirst(whole, (7, 2))
+    order = [float(sample["x"][0, 0]) for sample, _ in some.with_rows()]
+    assert order == [7.0, 2.0, *(float(i) for i in range(12) if i not in (7, 2))] and some.count == 12
+    assert [float(sample["x"][0, 0]) for sample in some] == order and not runs
+    assert list(SomeSamples(whole, 4).indices) == [0, 3, 6, 9]
 
 
 def test_what_is_in_doubt_runs_on_all_samples_and_is_known_then(runs: list[int]) -> None:

@@ -273,6 +273,7 @@ BIASED = {
     "Gemm": ("6, 8", "8, 8", "<beta = 2.0>"),
     "ConvTranspose in groups": ("1, 8, 6, 6", "8, 4, 1, 1", "<group = 2>"),
     "Conv before a pool": ("1, 8, 6, 6", "8, 8, 3, 3", "<pads = [1, 1, 1, 1]>"),
+    "Conv before an identity": ("1, 8, 6, 6", "8, 8, 3, 3", "<pads = [1, 1, 1, 1]>"),
 }
 
 
@@ -286,7 +287,7 @@ def test_a_large_bias_between_quantizers_gives_the_same_at_every_level(
     axis = 1 if is_grouped else None
     x, w, attributes = BIASED[kind]
     pool = "p = Relu(a) r = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (p)"
-    between = pool if "pool" in kind else "r = Clip(a, low)"
+    between = pool if "pool" in kind else "r = Identity(a)" if "identity" in kind else "r = Clip(a, low)"
     body = f"a = {op} {attributes} (x, v, c) {between} y = {op} {attributes} (r, w)"
     head = f"g (float[{x}] x) => (float[{x}] y) <float low = {{-9.0}}>"
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {head} {{ {body} }}')

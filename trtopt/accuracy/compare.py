@@ -207,12 +207,14 @@ def top1(scores: np.ndarray) -> np.ndarray:
 def margins(scores: np.ndarray) -> np.ndarray:
     """How far the best score of a row is ahead of the second, as a share of the row's range; the shape of :func:`top1`.
 
-    NaN where a row says nothing: of equal scores, or with NaN.
+    Scores of minus infinity, of what is masked, are no part of it. NaN where a row says nothing: of equal scores, or
+    with NaN.
     """
     flat = _rows(scores).astype(np.float64)
     first, second = flat.max(axis=-1), np.partition(flat, -2, axis=-1)[..., -2]
+    least = np.where(np.isneginf(flat), np.inf, flat).min(axis=-1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray((first - second) / (first - flat.min(axis=-1)))
+        return np.asarray((first - second) / (first - least))
 
 
 def is_tie(scores: np.ndarray, close: float = CLOSE) -> np.ndarray:

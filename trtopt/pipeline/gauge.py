@@ -113,18 +113,22 @@ class Gauge:
     @functools.cached_property
     def _hardest_first(self) -> Samples:
         """The samples, in front those whose answers are the first to change: whose best scores in FP32 are nearest to
-        each other. The reference is run on all of them for this, as it is for the point that is chosen."""
+        each other. The reference is run on all of them for this, as it is for the point that is chosen. Without scores
+        those in front are spread evenly."""
         samples = self._job.samples
         held = held_by(self._job.reference, (str(value.name) for value in self._job.reference.graph.outputs))
-        if samples.source == "synthetic" or "scores" not in held.values():
+        if samples.source == "synthetic":
             return samples
+        some = SomeSamples(samples, FEW_ROWS)
+        if "scores" not in held.values():
+            return SomeFirst(samples, some.indices)
         with reference_of(self._job) as reference:
             runs = (zip(reference.output_names, reference.run(feeds), strict=True) for feeds in samples)
             nearest = [
                 min((_margin(array) for name, array in run if held.get(name) == "scores"), default=math.inf)
                 for run in runs
             ]
-        return SomeFirst(samples, sorted(range(len(nearest)), key=nearest.__getitem__)[:FEW_ROWS])
+        return SomeFirst(samples, sorted(range(len(nearest)), key=nearest.__getitem__)[: some.most])
 
     def _settles(self, outputs: Mapping[str, OutputAccuracy], share: float, rows: int) -> bool:
         """Whether the samples so far show that a point holds the budget, or cannot hold it any more.
@@ -180,13 +184,18 @@ class Gauge:
         return self._records.get(content_hash(model))
 
     @property
+    def is_advice(self) -> bool:
+        """Whether missing the budget fails no build."""
+        return self._allowed.is_advice
+
+    @property
     def is_floor(self) -> bool:
         """Whether the floor is all there is to hold."""
         return not self._allowed.is_given
 
     def keeps_floor(self, model: ir.Model) -> bool:
         """Whether the outputs of an optimized graph keep the floor."""
-        return self.budget().holds(self.evaluate(model))
+        return self.budget().holds(accuracy_drop(self.measure(model)))
 
     def budget(self) -> Budget:
         """What a point has to hold; the search aims lower by what chance may cost on samples it has not seen."""

@@ -273,6 +273,8 @@ def _choose(problem: Problem, observer: Observer, job: Lowering) -> _Chosen:
             oracle = RegionOracle(improved, guard, guarded, gauge, observer)
             bfloat = job.target.takes_bfloat and not job.saved
             best = search(oracle, gauge, flop, observer, job.target, takes_bfloat=bfloat)
+            if gauge.is_advice and not best.reached:  # 16 bits do not keep it either
+                return chosen
             final = settled(best, oracle, problem, gauge, observer)
         records = searched_records(records, final.record)
         kept = {op.node: op for op in final.plan.quantized}

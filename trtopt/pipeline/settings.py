@@ -139,7 +139,7 @@ class BuildSettings:
             least = DEFAULT_FLOOR if is_narrow or config.weights is not None else least
         elif compared is not None and not prunes(config) and holds_numbers(compared):
             budget = budget.on_random_data()
-            is_asked = budget.is_given or config.min_agreement is not None
+            is_asked = budget.is_given or config.min_agreement is not None or config.weights is not None
             least = RANDOM_FLOOR if is_narrow and not (is_asked or config.keep_all_int8) else least
         return replace(self, budget=replace(budget, floor=least.with_given(config.min_agreement, config.min_sqnr_db)))
 

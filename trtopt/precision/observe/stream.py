@@ -161,7 +161,7 @@ class SomeSamples(Samples):
 
     def __init__(self, whole: Samples, most: int) -> None:
         self._whole, count = whole, whole.count
-        samples = max(1, most // max(1, entries(next(iter(whole)))))
+        self.most = samples = max(1, most // max(1, entries(next(iter(whole)))))
         self._chosen = slice(0, samples) if count is None else slice(0, None, max(1, -(-count // samples)))
         self.where, self.source = whole.where, whole.source
 
@@ -173,10 +173,15 @@ class SomeSamples(Samples):
         return itertools.islice(self._whole.with_rows(), self._chosen.start, self._chosen.stop, self._chosen.step)
 
     @property
+    def indices(self) -> Sequence[int]:
+        """Which samples of the others are chosen; those of ``most`` where only a pass over them tells how many are."""
+        whole = self._whole.count
+        return range(self.most if whole is None else whole)[self._chosen]
+
+    @property
     def count(self) -> int | None:
         """Number of samples; None where only a pass over them tells."""
-        whole = self._whole.count
-        return None if whole is None else len(range(whole)[self._chosen])
+        return None if self._whole.count is None else len(self.indices)
 
     @property
     def labels(self) -> np.ndarray | Labels | None:
@@ -199,18 +204,20 @@ class SomeFirst(Samples):
 
     def __init__(self, whole: Samples, first: Sequence[int]) -> None:
         self._whole, self._first = whole, tuple(first)
+        self._held: dict[int, tuple[Sample, int]] = {}
         self.where, self.source = whole.where, whole.source
 
     def __iter__(self) -> Iterator[Sample]:
         return (sample for sample, _ in self.with_rows())
 
     def with_rows(self) -> Iterator[tuple[Sample, int]]:
-        """Yield the samples, each with how many of the caller's it holds; they are read twice."""
-        held = {index: taken for index, taken in enumerate(self._whole.with_rows()) if index in self._first}
-        for index in self._first:
-            yield held.pop(index)
+        """Yield the samples, each with how many of the caller's it holds; the first are read once, all the others."""
+        if not self._held:
+            until = itertools.islice(self._whole.with_rows(), max(self._first, default=-1) + 1)
+            self._held = {index: taken for index, taken in enumerate(until) if index in self._first}
+        yield from (self._held[index] for index in self._first if index in self._held)
         for index, taken in enumerate(self._whole.with_rows()):
-            if index not in self._first:
+            if index not in self._held:
                 yield taken
 
     @property

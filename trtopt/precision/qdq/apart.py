@@ -212,11 +212,11 @@ def _is_quantized(value: ir.Value) -> bool:
     """Whether nothing but a quantizer reads a value, behind a Relu, a Clip and what the quantizer may move over."""
     while True:
         readers = [node for node, _ in value.uses()]
+        if readers and all(edit.is_op(reader, "QuantizeLinear") for reader in readers):
+            return True  # equal ones become one
         if len(readers) != 1 or readers[0].inputs[0] is not value:
             return False
-        if edit.is_op(readers[0], "QuantizeLinear"):
-            return True
-        if not edit.is_op(readers[0], "Relu", "Clip", *_QUANTIZED_BEFORE):
+        if not edit.is_op(readers[0], "Relu", "Clip", "Identity", *_QUANTIZED_BEFORE):
             return False
         value = readers[0].outputs[0]
 

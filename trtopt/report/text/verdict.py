@@ -208,9 +208,9 @@ def _look_at(report: BuildReport) -> Iterator[str]:
     elif report.accuracy is not None and report.accuracy.source == "synthetic":
         yield "nothing was checked on real data"
     achieved = report.precision.achieved
-    if achieved and asked in (Precision.INT8, Precision.FP8) and asked not in achieved:
-        is_lossy = report.search is not None and report.search.reverted
-        yield f"nothing runs in {asked.upper()}: nowhere is that {'accurate enough' if is_lossy else 'faster'}"
+    runs = asked in achieved if achieved else any(item.kept for item in report.guard)
+    if asked in (Precision.INT8, Precision.FP8) and (achieved or report.guard) and not runs:
+        yield f"nothing runs in {asked.upper()}: nowhere is that {'accurate enough' if _lost(report) else 'faster'}"
     uncosted = () if report.analysis is None else report.analysis.uncosted
     if uncosted:
         yield f"the time is without {some([visible(item.op) for item in uncosted])}"
@@ -219,6 +219,11 @@ def _look_at(report: BuildReport) -> Iterator[str]:
         yield "slower than plain"
     if report.host is not None:
         yield f"its end runs on the host: {visible(str(report.host.path))}"
+
+
+def _lost(report: BuildReport) -> bool:
+    """Whether regions that pay went back for the accuracy."""
+    return report.search is not None and bool(report.search.reverted)
 
 
 def _main_file(report: BuildReport) -> str:
@@ -244,7 +249,8 @@ def against_plain(report: BuildReport) -> list[Block]:
         rows.append(("arithmetic", ", ".join(shares)))
     if report.guard:
         kept = sum(item.kept for item in report.guard)
-        rows.append((guarded(report), f"{kept} of {count(len(report.guard), 'region')}: where it pays"))
+        where = "where it pays and is accurate enough" if _lost(report) else "where it pays"
+        rows.append((guarded(report), f"{kept} of {count(len(report.guard), 'region')}: {where}"))
     recipes = _recipes(report)
     if recipes:
         rows.append(("recipes", recipes))
