@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,8 +117,13 @@ def run(
 
 
 def clean(folder: str) -> None:
-    """Remove the inputs, and what jobs that were ended left, from this machine."""
-    shutil.rmtree(Path(tempfile.gettempdir(), folder), ignore_errors=True)
+    """Remove the inputs, and what jobs that were ended left, from this machine; their processes may write a little
+    longer than their tasks run."""
+    root, until = Path(tempfile.gettempdir(), folder), time.monotonic() + _WRITES_S
+    shutil.rmtree(root, ignore_errors=True)
+    while root.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+        shutil.rmtree(root, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -178,7 +184,7 @@ _RESOURCE = "accelerator_type:"
 _SHARE = 0.001
 """Of the resource that names the accelerator: Ray's own convention, so that it limits nothing."""
 _ANSWERS_S = 5.0
-_CLEANS_S = 30.0
+_CLEANS_S, _WRITES_S = 30.0, 5.0
 _CONNECTS_S = 60.0
 _STARTS_MS = 120_000
 _LOOK_S = 5.0
