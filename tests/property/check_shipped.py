@@ -209,7 +209,7 @@ def _of_report(report: BuildReport, found: Found) -> list[str]:
     if report.precision.requested == Precision.FP16 and not report.precision.kept and report.rewriting.after:
         found.seen["judged to the digit"] += 1
         after = report.rewriting.after
-        is_near = math.isclose(after.predicted_us, shipped.predicted_us, rel_tol=1e-12)  # sums in another order
+        is_near = math.isclose(after.predicted_us, shipped.predicted_us, rel_tol=1e-9)  # sums in another order
         if not is_near or after != replace(shipped, predicted_us=after.predicted_us):
             wrong.append(f"judged {report.rewriting.after} after its recipes, ships {shipped}")
     found.seen["ships apart from what was judged"] += bool(report.judged_apart)
