@@ -59,14 +59,13 @@ class _Order:
         """How many answers of an output are expected to differ behind the first ``count`` samples, and how many it has;
         infinite where nobody knows how near its scores are.
 
-        The error of the difference of two scores is taken as normal, with twice the standard deviation of that of one,
-        which is that of errors that add up; its tail by its Chernoff bound.
+        The errors of two scores are taken as normal and independent. The point that is chosen is run on all samples.
         """
         if name not in self.leads:
             return math.inf, 1
-        noise = 2 * max(self.sizes[name], found.held_against or 0.0) * 10 ** (-found.sqnr_db / 20)
+        noise = max(self.sizes[name], found.held_against or 0.0) * 10 ** (-found.sqnr_db / 20)
         rest = np.concatenate([np.zeros(0), *self.leads[name][count:]])
-        expected = float(np.exp(-np.square(rest / noise) / 2).sum() / 2) if noise > 0 else 0.0
+        expected = sum(math.erfc(lead / (2 * noise)) / 2 for lead in rest) if noise > 0 else 0.0
         return expected, sum(array.size for array in self.leads[name])
 
 
