@@ -9,7 +9,6 @@ the whole network decides between the two, takes back regions that it is faster 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
