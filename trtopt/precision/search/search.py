@@ -303,8 +303,7 @@ def search_budget(
     start, sixteen = space.fastest(narrow), Mix(narrow)
     with search.task():
         if not search.try_point(start, "start"):
-            if search.first_held([sixteen]) and not search.trials.holds(start):
-                search.take_back(start)
+            search.retreat(start)
         elif search.trials.time_us(start) >= search.trials.time_us(sixteen):
             # What the regions save by themselves does not add up.
             search.try_point(sixteen, "16-bit")
@@ -347,13 +346,15 @@ def search_auto(
 
 @dataclass
 class _Search:
-    """The moves of a search; what they found is in ``trials``."""
+    """The moves of a search; what they found is in ``trials``. Points run on all samples once a few let pass what did
+    not hold."""
 
     trials: Trials
     most: int
     seconds: float
     on_event: OnEvent
     errors: _Errors = field(default_factory=dict)
+    runs_all: bool = False
     _began: float = field(default_factory=time.monotonic)
 
     @contextmanager
@@ -374,6 +375,11 @@ class _Search:
             self.trials.relax()
             held = [mix for mix in sixteens if self.trials.holds(mix)]
         return held[0] if held else None
+
+    def retreat(self, start: Mix) -> None:
+        """Take regions back from a point outside of the budget, where 16-bit is within."""
+        if self.first_held([Mix(start.narrow)]) and not self.trials.holds(start):
+            self.take_back(start)
 
     def take_back(self, start: Mix) -> None:
         """From a point outside of the budget to one within, by moves to 16-bit.
@@ -412,16 +418,19 @@ class _Search:
         fewest(len(taken), holds, may_ask)
 
     def finish(self, narrow: Precision) -> None:
-        """Win back, until what a few samples said of the best point holds on all of them."""
+        """Win back, until what a few samples said of the best point holds on all of them; where it does not, regions
+        are taken back from there, and points run on all samples."""
+        self.win_back(narrow)
         while True:
-            self.win_back(narrow)
             best, is_within = self.trials.best()
             tried = self.trials.tried[best]
             if not is_within or not tried.found.is_partial:
                 return
             tried.found = self.trials.oracle.confirm(best)
-            if self.trials.holds(best):
-                return
+            if not self.trials.holds(best):
+                self.runs_all = True
+                self.retreat(best)
+                self.win_back(narrow)
 
     def win_back(self, narrow: Precision) -> None:
         """From the point that holds and should be the fastest to faster ones, most microseconds first.
@@ -462,7 +471,7 @@ class _Search:
         if mix not in trials.tried:
             what = f"{action}, {count(len(regions), 'region')}: {some(regions, 2)}" if regions else action
             self.on_event(Event("detail", TASK, text=what))
-            found = trials.oracle.evaluate(mix)
+            found = (trials.oracle.confirm if self.runs_all else trials.oracle.evaluate)(mix)
             trials.tried[mix] = Tried(action, regions, found)
             trials.tried[mix].kept = holds = trials.holds(mix)
             self.on_event(Event("advance", TASK))
