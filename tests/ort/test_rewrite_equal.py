@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx_ir as ir
+import pytest
 
 from trtopt.rewrite.equal import difference
 from trtopt.source.onnx_file import load
@@ -113,3 +114,25 @@ def test_dynamic_axes_are_tried_at_the_shapes_given(tmp_path: Path) -> None:
     first, second = square(tmp_path, "y = Relu(x)", "N"), square(tmp_path, "a = Relu(x) y = Relu(a)", "N")
     assert difference(first, second, {"x": (8, 4)}) == ""
     assert difference(first, square(tmp_path, "y = Neg(x)", "N"), {"x": (8, 4)})
+
+
+@pytest.mark.parametrize("scale", [0.25, 0.75, 1.5])
+@pytest.mark.parametrize("last", ["Add(r, i)", "Identity(r)", "GlobalMaxPool(r)"])
+def test_scales_of_images_stay_as_they_are(tmp_path: Path, scale: float, last: str) -> None:
+    """One rounding off, they change sizes, so that nothing would be known of the numbers."""
+    size, rng = int(8 * scale), np.random.default_rng(3)
+    given = {"w": np.array([0.3], np.float32), "s": np.array([1, 1, scale, scale], "f4")}
+    given |= {"i": rng.standard_normal((1, 3, size, size), dtype=np.float32)} if "i)" in last else {}
+
+    def resized(scaled: str) -> ir.Model:
+        graph = f"g (float[1, 3, 8, 8] x) => (float[1, 3, N, M] y) {{ {scaled} r = Resize(a, , s) y = {last} }}"
+        return model_of(tmp_path, graph, **given)
+
+    wrong = resized("b = Mul(x, w) a = Neg(b)")
+    assert "largest output" in difference(resized("a = Mul(x, w)"), wrong)
+
+
+def test_weights_that_are_no_numbers_one_rounding_off_stay_as_they_are(tmp_path: Path) -> None:
+    weight = np.array([0.3, 0.3, 0.7, 0.7], np.float32)
+    first = square(tmp_path, "d = Sub(v, u) k = Sqrt(d) y = Add(x, k)", u=weight, v=weight)
+    assert "largest output" in difference(first, square(tmp_path, "y = Relu(x)"))
