@@ -126,7 +126,7 @@ def test_answers_that_are_far_from_each_other_are_not_run(runs: list[int]) -> No
 
 
 def test_what_is_in_doubt_runs_on_all_samples_and_is_known_then(runs: list[int]) -> None:
-    judge, near = gauge(AccuracyBudget(0.01)), network(0.9)
+    judge, near = gauge(AccuracyBudget(0.01, 5.0)), network(0.9)
     found = judge.evaluate(near)
     assert not found.is_partial and judge.budget().holds(found) and sum(runs) == 2 * ROWS
     assert judge.known(near) is not None and judge.evaluate(near) == found and sum(runs) == 2 * ROWS
