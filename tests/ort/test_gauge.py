@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -10,10 +13,11 @@ from trtopt.accuracy import reference
 from trtopt.config.budget import AccuracyBudget, Floor
 from trtopt.graph.artifact import InputSpec
 from trtopt.pipeline import verify as verification
-from trtopt.pipeline.gauge import Gauge
+from trtopt.pipeline.gauge import Gauge, _Order
 from trtopt.pipeline.verify import Verification
 from trtopt.precision.observe.samples import open_samples
 from trtopt.precision.observe.stream import FEW_ROWS, SomeFirst, SomeSamples
+from trtopt.report.schema.build import OutputAccuracy
 from trtopt.support.ort_session import Feeds, OrtSession
 
 ROWS = 64
@@ -123,6 +127,25 @@ def test_answers_that_are_far_from_each_other_are_not_run(runs: list[int]) -> No
     found = judge.evaluate(network(0.1))
     assert found.is_partial and judge.budget().holds(found)
     assert found.disagreement == found.drop == 1 / ROWS and sum(runs) == ROWS + FEW_ROWS
+
+
+def test_answers_in_doubt_are_counted_until_they_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked after each sample of a point, which may have thousands of answers."""
+    asked, known = list[float](), math.erfc
+
+    def erfc(value: float) -> float:
+        asked.append(value)
+        return known(value)
+
+    monkeypatch.setattr(math, "erfc", erfc)
+    samples = open_samples({"x": SCORES}, [InputSpec("x", np.dtype(np.float32), ("N", 10))])
+    order = _Order(samples, {"y": [np.full(100, lead) for lead in (0.2, 0.2, 0.5, 9.0)]}, {"y": 1.0})
+    found = OutputAccuracy(20.0, 0.99, 0.1, 1.0)  # noise 0.1
+    assert order.flips("y", found, 3) == (0.0, 400) and order.flips("y", found, 2)[0] == pytest.approx(50 * known(2.5))
+    asked.clear()
+    flips, answers = order.flips("y", found, 0)
+    assert flips == pytest.approx(50 * known(1.0)) and answers == 400 and len(asked) == 100
+    assert math.isnan(order.flips("y", replace(found, sqnr_db=math.nan), 0)[0])
 
 
 def test_what_is_in_doubt_runs_on_all_samples_and_is_known_then(runs: list[int]) -> None:

@@ -39,6 +39,8 @@ _LEAST_ROWS = FEW_ROWS // 2
 """Entries that a point of a search is run on at least: by their error points compare that change as many answers."""
 _MOST_FLIPS = 0.1
 """Answers that may be expected to differ on samples that were not run, where a point holds by those that were."""
+_FAR = 12
+"""Times its noise that a best score is ahead of the second by, so that no answer differs: one in 1e16."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +58,21 @@ class _Order:
     sizes: Mapping[str, float] = field(default_factory=dict)
 
     def flips(self, name: str, found: OutputAccuracy, count: int) -> tuple[float, int]:
-        """How many answers of an output are expected to differ behind the first ``count`` samples, and how many it has;
-        infinite where nobody knows how near its scores are.
+        """How many answers of an output are expected to differ behind the first ``count`` samples, not counted on once
+        they are too many, and how many it has; infinite where nobody knows how near its scores are.
 
         The errors of two scores are taken as normal and independent. The point that is chosen is run on all samples.
         """
         if name not in self.leads:
             return math.inf, 1
         noise = max(self.sizes[name], found.held_against or 0.0) * 10 ** (-found.sqnr_db / 20)
-        rest = np.concatenate([np.zeros(0), *self.leads[name][count:]])
-        expected = sum(math.erfc(lead / (2 * noise)) / 2 for lead in rest) if noise > 0 else 0.0
-        return expected, sum(array.size for array in self.leads[name])
+        answers, expected = sum(array.size for array in self.leads[name]), 0.0
+        for array in self.leads[name][count:] if noise != 0 else ():
+            near = array[~(array > _FAR * noise)]
+            expected += sum(math.erfc(lead / (2 * noise)) / 2 for lead in near)
+            if not expected <= _MOST_FLIPS:
+                break
+        return expected, answers
 
 
 class Gauge:
