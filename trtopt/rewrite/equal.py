@@ -124,7 +124,7 @@ def _is_alike(first: np.ndarray, second: np.ndarray) -> bool:
     """Whether two arrays are of one shape and finite at the same places."""
     if first.shape != second.shape or first.dtype.kind not in "fV":
         return first.shape == second.shape
-    return np.array_equal(np.isfinite(first.astype(np.float32)), np.isfinite(second.astype(np.float32)))
+    return np.array_equal(np.isfinite(first), np.isfinite(second))
 
 
 def _distance(first: np.ndarray, second: np.ndarray) -> float:
