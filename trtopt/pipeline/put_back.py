@@ -150,8 +150,8 @@ class PutBack:
 def _given_back(
     base: ir.Model, plan: PrecisionPlan, chosen: PrecisionPlan, found: Repaired, price: _Price
 ) -> PrecisionPlan:
-    """A plan with as many of its nodes in FP32 back in 16 bits as the outputs bear: the products of a kernel, or all of
-    one that has none, those first that make the least noise for the time they cost.
+    """A plan with as many of its nodes in FP32 back in 16 bits as the outputs bear: kernel by kernel, or its products
+    where these alone can be borne, those first that make the least noise for the time they cost.
 
     Args:
         base: The widened model.
@@ -168,13 +168,18 @@ def _given_back(
     back = chosen.wide.keys() - plan.wide.keys()
     products = back & {str(node.name) for node in base.graph if node.op_type in WEIGHTED}
     gains = {
-        nodes & products or nodes: wide.share(nodes).predicted_us - narrow.share(nodes).predicted_us
+        nodes: wide.share(nodes).predicted_us - narrow.share(nodes).predicted_us
         for nodes in _together(back, (wide, narrow))
     }
     dear = sorted((nodes for nodes in gains if gains[nodes] > _us(wide) * (1 - _CHEAPER)), key=lambda n: -gains[n])
-    noise_of = alone(base, plan, found.few)
-    noise = {nodes: noise_of(nodes).excess for nodes in dear[:_MOST_KERNELS]}
-    order = sorted(noise, key=lambda nodes: noise[nodes] / gains[nodes])
+    noise_of, noise_by_us = alone(base, plan, found.few), dict[frozenset[str], float]()
+    for nodes in dear[:_MOST_KERNELS]:
+        for part in (nodes, nodes & products):
+            damage = noise_of(part)
+            if part and damage.is_allowed:
+                noise_by_us[part] = damage.excess / gains[nodes]
+                break
+    order = sorted(noise_by_us, key=lambda part: noise_by_us[part])
 
     def without(count: int) -> PrecisionPlan:
         left = back.difference(*order[:count])
