@@ -112,8 +112,21 @@ def test_the_first_samples_of_some_are_read_once(runs: list[int]) -> None:
     assert list(SomeSamples(whole, 4).indices) == [0, 3, 6, 9]
 
 
+def test_answers_that_are_far_from_each_other_are_not_run(runs: list[int]) -> None:
+    """One answer of the few differs, of the others none can: it is one of 64, where 98 % have to agree."""
+    rows = SCORES.copy()
+    rows[63, 0] = rows[63].max() - 0.05
+    samples = open_samples({"x": rows}, [InputSpec("x", np.dtype(np.float32), ("N", 10))])
+    budget = AccuracyBudget(floor=Floor(0.98, 20.0))
+    job = Verification(network(0.0), network(0.0), samples, "eval", None, tensors=False, floor=budget.floor)
+    judge = Gauge(job, budget)
+    found = judge.evaluate(network(0.1))
+    assert found.is_partial and judge.budget().holds(found)
+    assert found.disagreement == found.drop == 1 / ROWS and sum(runs) == ROWS + FEW_ROWS
+
+
 def test_what_is_in_doubt_runs_on_all_samples_and_is_known_then(runs: list[int]) -> None:
-    judge, near = gauge(AccuracyBudget(0.01)), network(0.1)
+    judge, near = gauge(AccuracyBudget(0.01)), network(0.9)
     found = judge.evaluate(near)
     assert not found.is_partial and judge.budget().holds(found) and sum(runs) == 2 * ROWS
     assert judge.known(near) is not None and judge.evaluate(near) == found and sum(runs) == 2 * ROWS

@@ -51,6 +51,18 @@ def test_a_network_that_selects_may_select_one_of_two_equals(tmp_path: Path) -> 
     assert "largest output" in difference(whole, selecting(tmp_path, "a = MatMul(x, w) s = Neg(a)", table))
 
 
+def test_a_network_that_multiplies_its_rounding_may_round_its_weights_again(tmp_path: Path) -> None:
+    """Rows nearly agree before their mean is taken off, as behind the mean of random images."""
+    small, c, s = np.float32(1e-3), *np.random.default_rng(2).uniform(0.5, 2, (2, 4)).astype(np.float32)
+    body, scaled = (
+        "a = Mul(x, t) b = Add(a, c) k = Mul(b, s) y = Sub(k, e)",
+        "a = Mul(x, t) k = Add(a, c) y = Sub(k, e)",
+    )
+    first = square(tmp_path, body, t=small.reshape(1), c=c, s=s, e=c * s)
+    assert difference(first, square(tmp_path, scaled, t=small * s, c=c * s * np.float32(1 - 1e-7), e=c * s)) == ""
+    assert difference(first, square(tmp_path, scaled, t=small * s, c=c * s * np.float32(1 - 1e-6), e=c * s))
+
+
 def test_a_difference_names_the_output_and_its_size(tmp_path: Path) -> None:
     text = difference(square(tmp_path, "y = Relu(x)"), square(tmp_path, "y = Abs(x)"))
     assert text.startswith("y: by ") and "the largest output is" in text

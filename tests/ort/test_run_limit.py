@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 import trtopt
 import trtopt.support.ort_session
 from trtopt.errors import ResourceError, UsageError
-from trtopt.support.ort_session import OrtSession
+from trtopt.support.ort_session import OrtSession, _LimitedRun, _RunLimit
 
 LOOP = ir.serde.deserialize_model(
     onnx.parser.parse_model(
@@ -107,3 +108,28 @@ def test_a_loop_whose_condition_is_computed_is_stopped_in_verification(tmp_path:
     assert "--run-limit" in error.value.remedy and not (tmp_path / "out.onnx").exists()
     with pytest.raises(UsageError, match="0 seconds"):
         trtopt.optimize(path, **options, run_limit=0)
+
+
+def test_sessions_that_open_meanwhile_do_not_end_the_watch() -> None:
+    limit, stop, failed = _RunLimit(), threading.Event(), list[BaseException]()
+
+    def look() -> None:
+        try:
+            while not stop.is_set():
+                limit.runs()
+        except RuntimeError as error:
+            failed.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        held = [object.__new__(_LimitedRun) for _ in range(20_000)]
+        for run in held:
+            limit.add(run)
+    finally:
+        stop.set()
+        watcher.join()
+        sys.setswitchinterval(interval)
+    assert not failed and len(limit.runs()) == len(held)

@@ -64,6 +64,22 @@ def test_a_piece_holds_what_lies_between_its_nodes() -> None:
     assert [str(node.name) for node in piece.graph] == ["a", "b", "c", "d", "e", "h", "i", "y"]
 
 
+def test_a_piece_ends_where_many_read_or_are_joined() -> None:
+    """What the steps of a recurrence that is written out are given, and what they give, is stored."""
+    steps, lanes = 48, ", ".join(f"s{i}" for i in range(48))
+    body = " ".join(f"t{i} = Tanh (s{i}) r{i} = Sigmoid (t{i})" for i in range(steps))
+    text = f"""<ir_version: 10, opset_import: ["" : 21]>
+    g (float[2, {steps}, 8] x, float[8, 8] w, float[8, 8] v) => (float[2, {steps}, 8] y) {{
+        a = MatMul (x, w) {lanes} = Split <axis = 1, num_outputs = {steps}> (a) {body}
+        c = Concat <axis = 1> ({lanes.replace("s", "r")}) y = MatMul (c, v) }}"""
+    found = infer_shapes(ir.from_proto(onnx.parser.parse_model(text)))
+    for node in found.graph:
+        node.name = str(node.outputs[0].name)
+    cutter = Cutter(judged_form(found, ()))
+    assert [str(node.name) for node in cutter.subgraph(["a"]).graph] == ["a", "s0"]
+    assert [str(node.name) for node in cutter.subgraph(["y"]).graph] == ["c", "y"]
+
+
 def test_a_profile_of_one_shape_is_written_into_the_form() -> None:
     fixed = OPEN.at_optimum()
     found = judged_form(model(), (fixed,))

@@ -432,3 +432,21 @@ def test_progress_says_what_is_tried_and_what_came_of_it() -> None:
     assert texts[0] == "start, 20 regions: r0, r1 and 18 more"
     assert texts[1] == "start, 20 regions: r0, r1 and 18 more: drop 0.05, more than 0.01"
     assert "ranking 20 regions" in texts
+
+
+def test_a_point_that_a_few_samples_let_pass_has_to_hold_on_all() -> None:
+    """On a few samples the error of two regions is that of one, which is all that the budget bears."""
+
+    class Few(Numbers):
+        def evaluate(self, mix: Mix) -> Evaluation:
+            found = super().evaluate(mix)
+            return replace(found, drop=found.drop / 2, is_partial=True) if mix.quantized else found
+
+        def confirm(self, mix: Mix) -> Evaluation:
+            self.asked.append(("confirm", mix))
+            return super().evaluate(mix)
+
+    oracle = Few(one_type([0.008, 0.008, 0.016], [10, 20, 30]).space, {(f"r{i}", "int8"): 0.008 for i in range(3)})
+    found = search_budget(oracle.space, BUDGET, oracle)
+    assert found.reached and found.evaluation.drop == 0.008 and not found.evaluation.is_partial
+    assert found.mix.types == {"r2": "int8"} and oracle.count("confirm") == 3

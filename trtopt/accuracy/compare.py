@@ -211,10 +211,16 @@ def margins(scores: np.ndarray) -> np.ndarray:
     with NaN.
     """
     flat = _rows(scores).astype(np.float64)
-    first, second = flat.max(axis=-1), np.partition(flat, -2, axis=-1)[..., -2]
     least = np.where(np.isneginf(flat), np.inf, flat).min(axis=-1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray((first - second) / (first - least))
+        return np.asarray(leads(scores) / (flat.max(axis=-1) - least))
+
+
+def leads(scores: np.ndarray) -> np.ndarray:
+    """How far the best score of a row is ahead of the second; the shape of :func:`top1`. NaN with NaN."""
+    flat = _rows(scores).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(flat.max(axis=-1) - np.partition(flat, -2, axis=-1)[..., -2])
 
 
 def is_tie(scores: np.ndarray, close: float = CLOSE) -> np.ndarray:

@@ -9,7 +9,6 @@ the whole network decides between the two, takes back regions that it is faster 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -55,6 +54,8 @@ _RESIDUAL_GAIN = 0.25
 """Share of the least gain that a residual in 8 bits has to win."""
 _RESIDUAL_SQNR_DB = 30.0
 """Signal to noise in INT8 that a residual has to keep: its error does not average out, as that of a product does."""
+_AHEAD = 3
+"""Regions that are priced ahead once most of them stay as they are."""
 _SINGLES = 4
 """Regions of at most so many nodes are also tried with one of them in 8-bit."""
 
@@ -126,7 +127,7 @@ class Guard:
     file: PriceFile | None = None
     memory_gbs: float = math.inf
     _prices: Prices = field(init=False)
-    _following: Region | None = field(init=False, default=None)
+    _following: Sequence[Region] = ()
     _subgraphs: dict[str, Subgraph | str] = field(default_factory=dict)
     _forms_now: Candidates = field(init=False)
     _wide: Mapping[str, str] = field(init=False)
@@ -289,7 +290,8 @@ class Guard:
         for number in range(_ROUNDS):
             changed = False
             regions = self.candidates.regions
-            for region, self._following in itertools.zip_longest(regions, regions[1:]):
+            for index, region in enumerate(regions):
+                self._following = regions[index + 1 : index + 1 + (_AHEAD if number else 1)]
                 verdict = self._judged(region, state, again=number > 0)
                 verdicts[region.name] = verdict
                 now = {node: state[node] for node in region.nodes if node in state}
@@ -313,8 +315,8 @@ class Guard:
         if not self._types(region):
             return RegionVerdict(region, {}, "the table keeps it out of this type")
         others = self._begin(region, state, again=again)
-        if again and self._following is not None:  # most regions stay as they are by then
-            self._begin(self._following, state, again=True)
+        for following in self._following if again else ():  # most regions stay as they are by then
+            self._begin(following, state, again=True)
         try:
             whole = self._price(subgraph, others)
         except TrtoptError as error:
@@ -355,8 +357,8 @@ class Guard:
         """The best form of a type: the coarsest is the fastest; where it pays, a more accurate one may cost some."""
         fine, coarse = self._forms(region, dtype)
         best = self._tried(region, coarse, subgraph, others, whole)
-        if self._following is not None and len(self._types(region)) == 1:
-            self._begin(self._following, {**others, **best.kept})  # most regions stay as found so far
+        for following in self._following if len(self._types(region)) == 1 else ():
+            self._begin(following, {**others, **best.kept})  # most regions stay as found so far
         form = coarse
         if fine != coarse and (best.kept or not any(op.multiply for op in fine.values())):
             accurate = self._tried(region, fine, subgraph, others, whole)

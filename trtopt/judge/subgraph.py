@@ -19,6 +19,11 @@ _HEAVY = frozenset(
 _LIGHT_STEPS = 8
 """Neighbours without a heavy operator that a subgraph reaches over on each side."""
 
+_MOST_NEIGHBOURS = 32
+"""Where more nodes read what a neighbour gives, or it joins more tensors, these are stored, and a subgraph ends: behind
+the input projection of a GRU that is written out lie all of its 64 steps, of which one compilation takes half a minute.
+"""
+
 _CONTENT_BYTES = 256
 """Constants up to this size count with their content in a structure's key; of larger ones type and shape count."""
 
@@ -100,6 +105,8 @@ class Cutter:
 
     def _producers(self, node: ir.Node, is_start: bool) -> list[ir.Node]:
         values = values_read(node)
+        if not is_start and len(values) > _MOST_NEIGHBOURS:
+            return []
         if not (is_start or self._across_stored):
             values = [value for value in values if not (_heavy_readers(value) or self._waits(node, value))]
         found = (value.producer() for value in values)
@@ -107,6 +114,8 @@ class Cutter:
 
     def _consumers(self, node: ir.Node, is_start: bool) -> list[ir.Node]:
         found: list[ir.Node] = []
+        if not is_start and sum(len(value.uses()) for value in node.outputs) > _MOST_NEIGHBOURS:
+            return found
         for value in node.outputs:
             users = [user for user, _ in value.uses()]
             if not (is_start or self._across_stored):

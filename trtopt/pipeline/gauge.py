@@ -6,14 +6,14 @@ import functools
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.accuracy.compare import ConvertingRunner, MemoizedRunner, as_whole, is_class_like, margins
+from trtopt.accuracy.compare import ConvertingRunner, MemoizedRunner, as_whole, is_class_like, leads, margins
 from trtopt.accuracy.metric import drop_of
 from trtopt.accuracy.scores import held_by
 from trtopt.config import AccuracyBudget, BuildConfig
@@ -37,6 +37,36 @@ from trtopt.support.temporary import TemporaryFolder
 
 _LEAST_ROWS = FEW_ROWS // 2
 """Entries that a point of a search is run on at least: by their error points compare that change as many answers."""
+_MOST_FLIPS = 0.1
+"""Answers that may be expected to differ on samples that were not run, where a point holds by those that were."""
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Samples in the order in which a point of a search runs them.
+
+    Attributes:
+        samples: The samples.
+        leads: By output that holds scores, how far the best score is ahead of the second in FP32, an array per sample.
+        sizes: By output, the root mean square of its scores.
+    """
+
+    samples: Samples
+    leads: Mapping[str, list[np.ndarray]] = field(default_factory=dict)
+    sizes: Mapping[str, float] = field(default_factory=dict)
+
+    def flips(self, name: str, found: OutputAccuracy, count: int) -> tuple[float, int]:
+        """How many answers of an output are expected to differ behind the first ``count`` samples, and how many it has;
+        infinite where nobody knows how near its scores are.
+
+        The errors of two scores are taken as normal and independent. The point that is chosen is run on all samples.
+        """
+        if name not in self.leads:
+            return math.inf, 1
+        noise = max(self.sizes[name], found.held_against or 0.0) * 10 ** (-found.sqnr_db / 20)
+        rest = np.concatenate([np.zeros(0), *self.leads[name][count:]])
+        expected = sum(math.erfc(lead / (2 * noise)) / 2 for lead in rest) if noise > 0 else 0.0
+        return expected, sum(array.size for array in self.leads[name])
 
 
 class Gauge:
@@ -94,48 +124,60 @@ class Gauge:
         known = self.known(model)
         if known is not None or self._job.metric is not None:
             return accuracy_drop(self.measure(model))
-        shares: list[float] = []
+        order, shares = self._hardest_first, list[float]()
 
         def settles(outputs: Mapping[str, OutputAccuracy], share: float, rows: int) -> bool:
-            is_settled = self._settles(outputs, share, rows)
+            is_settled = self._settles(outputs, share, rows, order)
             shares.extend([share] * is_settled)
             return is_settled
 
-        job = replace(self._job, optimized=model, samples=self._hardest_first)
-        record = verify(replace(job, settles=settles), Clock(ignore))
-        found, share = accuracy_drop(record), min(shares, default=1.0)
+        job = replace(self._job, optimized=model, samples=order.samples)
+        record, share = verify(replace(job, settles=settles), Clock(ignore)), min(shares, default=1.0)
         if share == 1:
             self._records[content_hash(model)] = record
-        elif not self.budget().holds(found):  # as if none of the others differed: points compare, whatever they ran
-            found = replace(found, drop=found.drop * share, disagreement=found.disagreement * share)
-        return replace(found, is_partial=share < 1)
+            return accuracy_drop(record)
+        # As if none of the others differed: points compare, whatever they ran.
+        outputs = {name: _agreeing(item, share) for name, item in record.outputs.items()}
+        return replace(accuracy_drop(replace(record, outputs=outputs)), is_partial=True)
 
     @functools.cached_property
-    def _hardest_first(self) -> Samples:
+    def _hardest_first(self) -> _Order:
         """The samples, in front those whose answers are the first to change: whose best scores in FP32 are nearest to
         each other. The reference is run on all of them for this, as it is for the point that is chosen. Without scores
         those in front are spread evenly."""
         samples = self._job.samples
         held = held_by(self._job.reference, (str(value.name) for value in self._job.reference.graph.outputs))
         if samples.source == "synthetic":
-            return samples
+            return _Order(samples)
         some = SomeSamples(samples, FEW_ROWS)
+        nearest, ahead, squares = list[float](), dict[str, list[np.ndarray]](), dict[str, list[float]]()
         if "scores" not in held.values():
-            return SomeFirst(samples, some.indices)
+            return _Order(SomeFirst(samples, some.indices))
         with reference_of(self._job) as reference:
-            runs = (zip(reference.output_names, reference.run(feeds), strict=True) for feeds in samples)
-            nearest = [
-                min((_margin(array) for name, array in run if held.get(name) == "scores"), default=math.inf)
-                for run in runs
-            ]
-        return SomeFirst(samples, sorted(range(len(nearest)), key=nearest.__getitem__)[: some.most])
+            for feeds in samples:
+                run = zip(reference.output_names, reference.run(feeds), strict=True)
+                scores = {name: array for name, array in run if held.get(name) == "scores" and is_class_like(array)}
+                nearest.append(min((_margin(array) for array in scores.values()), default=math.inf))
+                for name, array in scores.items():
+                    finite = array[np.isfinite(array)].astype(np.float64)
+                    squares.setdefault(name, []).append(float(np.square(finite).mean()) if finite.size else 0.0)
+                    ahead.setdefault(name, []).append(leads(array).ravel())
+        first = sorted(range(len(nearest)), key=nearest.__getitem__)[: some.most]
+        order = first + sorted(set(range(len(nearest))) - set(first))
+        complete = (name for name, arrays in ahead.items() if len(arrays) == len(order))
+        known = {name: [ahead[name][index] for index in order] for name in complete}
+        sizes = {name: math.sqrt(float(np.mean(squares[name]))) for name in known}
+        return _Order(SomeFirst(samples, first), known, sizes)
 
-    def _settles(self, outputs: Mapping[str, OutputAccuracy], share: float, rows: int) -> bool:
+    def _settles(
+        self, outputs: Mapping[str, OutputAccuracy], share: float, rows: int, order: _Order | None = None
+    ) -> bool:
         """Whether the samples so far show that a point holds the budget, or cannot hold it any more.
 
         It cannot where its answers differ too often even if none of the others did, or its noise is twice what is
-        allowed. It does where a tenth of that is left over, and scores are as near as in FP16. A few rows show the
-        first of these only.
+        allowed. It does where a tenth of that is left over, and scores are as near as in FP16, or so much nearer to
+        those of FP32 than the best two of the samples in ``order`` that were not run are to each other, that no more
+        answers differ. A few rows show the first of these only.
         """
         if rows < _LEAST_ROWS:
             return False
@@ -154,13 +196,11 @@ class Gauge:
         )
         if not budget.holds(least) or rows < FEW_ROWS:
             return not budget.holds(least)
-        scores = [item for item in outputs.values() if item.top1_agreement is not None and item.has_scores]
-        near = smallest_sqnr_db(FP16) + CLEAR_DB
-        if any(item.top1_agreement != 1.0 or not item.sqnr_db >= near for item in scores):
+        worst = {name: _at_worst(name, item, share, order) for name, item in outputs.items()}
+        if any(item is None for item in worst.values()):
             return False
-        ten = 10 ** (CLEAR_DB / 10)
-        most = replace(found, drop=found.drop * ten, noise=found.noise * ten, error=found.error * ten)
-        return budget.holds(most)
+        own, ranked = job.parted({name: item for name, item in worst.items() if item is not None})
+        return budget.holds(accuracy_drop(replace(record, outputs=own, ranked=ranked)))
 
     def holds_clearly(self, model: ir.Model) -> bool:
         """Whether an optimized graph holds the budget with ten times its noise on a few samples, and on all with twice
@@ -229,10 +269,33 @@ class Gauge:
         )
 
 
+def _agreeing(found: OutputAccuracy, share: float, flips: float = 0.0) -> OutputAccuracy:
+    """An output as if of the samples that were not run no more than a share of answers differed; ``share`` were run."""
+    if found.top1_agreement is None or not found.has_scores:
+        return found
+    return replace(found, top1_agreement=1 - (1 - found.top1_agreement) * share - flips)
+
+
+def _at_worst(name: str, found: OutputAccuracy, share: float, order: _Order | None) -> OutputAccuracy | None:
+    """An output with ten times its noise, and the answers that may differ on the samples that were not run; None where
+    these are in doubt."""
+    ten = 10 ** (CLEAR_DB / 10)
+    worst = replace(found, sqnr_db=found.sqnr_db - CLEAR_DB, cosine=1 - ten * (1 - found.cosine))
+    if found.top1_agreement is None or not found.has_scores:
+        return worst
+    if found.top1_agreement == 1.0 and found.sqnr_db >= smallest_sqnr_db(FP16) + CLEAR_DB:
+        return worst
+    if order is None:
+        return None
+    count = round(share * (order.samples.count or 0))
+    flips, answers = order.flips(name, found, count)
+    return _agreeing(worst, share, flips / answers) if flips <= _MOST_FLIPS else None
+
+
 def _margin(scores: np.ndarray) -> float:
     """The mean of :func:`~trtopt.accuracy.compare.margins` over the answers of a sample; infinite where there are
     none."""
-    found = margins(scores) if is_class_like(scores) else np.zeros(0)
+    found = margins(scores)
     found = found[np.isfinite(found)]
     return float(found.mean()) if found.size else math.inf
 

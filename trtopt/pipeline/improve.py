@@ -403,6 +403,9 @@ ENOUGH = "better-numbers"
 """The step that says why nothing was tried."""
 _METHOD = "percentile"
 """Calibration method tried for all tensors alike."""
+_PROMISING = 0.95
+"""Share of the least error that a form may have with ranges of a few samples, for those of all to be observed: 0.2 dB,
+about what ranges of more samples change."""
 _SLOWER = 1.001
 """A network this much slower is slower; below it are roundings of the prediction."""
 _IS_SLOWER = "not kept, the network is slower with it"
@@ -505,8 +508,8 @@ class _Trials:
             return
         least = min(self._screened, self._of_few)
         of_few = self._ranged(found, self._observer.few(SMALLEST_SAMPLES), -math.inf)
-        if of_few is None or not of_few.screened < least:
-            tried = of_few
+        if of_few is None or not of_few.screened < least * _PROMISING:
+            tried, least = of_few, least * _PROMISING
         else:
             tried, least = self._ranged(found, self._observer, self._screened), self._screened
         if tried is not None and self._decide(name, tried, least, began, found) and of_few is not None:
@@ -536,11 +539,14 @@ class _Trials:
     def _decide(self, name: str, tried: _Trial, least: float, began: float, scaled: Scaled | None = None) -> bool:
         """Keep what lowers the error, that on few samples below ``least``, and costs nothing; whether it was kept."""
         before, error, count = self.error, tried.error, self._judge.count
-        if not tried.screened < least:
-            before, error, count = least, tried.screened, min(_SCREENED, count)
-        kept = error < before
+        promises = tried.screened < least
+        if not promises:
+            before, error, count = self._screened, tried.screened, min(_SCREENED, count)
+        kept = promises and error < before
         change = f"{decibels(before):.2f} -> {decibels(error):.2f} dB"
         text = f"output SQNR {change} on {count} samples{'' if kept else ': not kept'}"
+        if error < before and not promises:
+            text += ", too little to observe all samples for"
         if kept and not self._is_free(tried.problem, tried.plan):
             kept, text = False, f"{text}: {_IS_SLOWER}"
         if tried.lost:

@@ -129,6 +129,10 @@ class RegionOracle:
         """See :class:`~trtopt.precision.search.space.Oracle`."""
         return self._gauge.evaluate(apply_plan(self.base, self.plan(mix)))
 
+    def confirm(self, mix: Mix) -> Evaluation:
+        """See :class:`~trtopt.precision.search.space.Oracle`."""
+        return accuracy_drop(self._gauge.measure(apply_plan(self.base, self.plan(mix))))
+
     def time_us(self, mix: Mix) -> float:
         """See :class:`~trtopt.precision.search.space.Oracle`."""
         found = self._guard.whole({op.node: op for op in self.ops(mix)}, BF16 if mix.narrow == Precision.BF16 else None)

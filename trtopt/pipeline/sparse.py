@@ -261,6 +261,8 @@ class SparseOracle:
             self._known[mix] = self.measure(self.model(mix))
         return self._known[mix]
 
+    confirm = evaluate
+
     def measure(self, model: ir.Model) -> Evaluation:
         """The accuracy of a pruned model."""
         return accuracy_drop(self._gauge.measure(model))

@@ -273,6 +273,8 @@ class _Oracle:
             self._known[mix] = accuracy_drop(self._gauge.measure(self._written(self._model, mix)))
         return self._known[mix]
 
+    confirm = evaluate
+
     def time_us(self, mix: Mix) -> float:
         """See :class:`~trtopt.precision.search.space.Oracle`: the MB that are not saved."""
         return self.space.saved_us(self._all) - self.space.saved_us(mix)

@@ -21,8 +21,9 @@ _NARROW_BOUND = 2e-2
 """Largest difference over the largest output: FP32 sums in another order; what is typed FP16 is rounded to it."""
 
 _NUDGE, _TIMES = 1e-6, 2.0
-"""Where float inputs change by this share, as some rounding does, outputs that move change by rounding alone, and a
-rewrite may move them this many times as far: a network that selects (TopK, ArgMax) takes another of two equals."""
+"""Where float inputs change by this share and weights by one rounding, outputs that move change by rounding alone, and
+a rewrite may move them this many times as far: a network that selects (TopK, ArgMax) takes another of two equals, and
+one that divides by a small variance multiplies what folding a weight rounds away."""
 
 _SEED = 11
 
@@ -90,12 +91,19 @@ def _difference(expected: ir.Model, found: ir.Model, shapes: Mapping[str, tuple[
 
 
 def _nudged(model: ir.Model, feeds: Mapping[str, np.ndarray], fuse: bool) -> list[np.ndarray]:
-    """The outputs for inputs next to these."""
+    """The outputs for inputs next to these, and weights one rounding off; those that are integers stay exact."""
     rng, near = np.random.default_rng(_SEED), {}
     for name, array in feeds.items():
         factors = 1 + _NUDGE * rng.standard_normal(array.shape, dtype=np.float32)
         near[name] = (array * factors).astype(array.dtype) if array.dtype.kind == "f" else array
-    with OrtSession(model, fuse=fuse, brief=True) as session:
+    rounded = model.clone()
+    for value in rounded.graph.initializers.values():
+        if value.const_value is not None and value.dtype is ir.DataType.FLOAT:
+            weight = value.const_value.numpy()
+            factors = 1 + np.finfo(np.float32).eps * rng.standard_normal(weight.shape, dtype=np.float32)
+            off = np.where(weight == np.rint(weight), weight, weight * factors)
+            value.const_value = ir.tensor(off.astype(np.float32), name=value.name)
+    with OrtSession(rounded, fuse=fuse, brief=True) as session:
         return session.run(near)
 
 

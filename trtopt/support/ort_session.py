@@ -227,7 +227,7 @@ class _LimitedRun:
     def __init__(self, options: Any) -> None:
         self.options = options
         self.deadline = math.inf
-        _LIMIT.runs.add(self)
+        _LIMIT.add(self)
 
 
 class _RunLimit:
@@ -235,15 +235,25 @@ class _RunLimit:
     many a run. ONNX Runtime looks at the request between operators, those of a loop's body included."""
 
     def __init__(self) -> None:
-        self.runs: weakref.WeakSet[_LimitedRun] = weakref.WeakSet()
+        self._runs: weakref.WeakSet[_LimitedRun] = weakref.WeakSet()
         self._reset()
         if hasattr(os, "register_at_fork"):  # the lock may be held in that moment, and the thread is left behind
             os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self.runs = weakref.WeakSet(self.runs)  # the old one may be in the middle of something
+        self._runs = weakref.WeakSet(self._runs)  # the old one may be in the middle of something
         self.is_watching = False
+
+    def add(self, run: _LimitedRun) -> None:
+        """Look at a run, too, as long as somebody else holds it."""
+        with self._lock:
+            self._runs.add(run)
+
+    def runs(self) -> list[_LimitedRun]:
+        """All of them."""
+        with self._lock:  # a set cannot be read while another thread adds to it
+            return list(self._runs)
 
     def start(self) -> None:
         """Start the thread that looks at the runs."""
@@ -256,7 +266,7 @@ class _RunLimit:
         while True:
             time.sleep(_TICK_S)
             now = time.monotonic()
-            for run in list(self.runs):
+            for run in self.runs():
                 if now > run.deadline:
                     run.options.terminate = True
 

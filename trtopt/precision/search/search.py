@@ -146,6 +146,15 @@ class Trials:
         chosen.update(mix for mix, tried in self.tried.items() if tried.action in ("16-bit", "start", "alternative"))
         return [mix for mix in self.tried if mix in chosen]
 
+    def best(self) -> tuple[Mix, bool]:
+        """The point to choose, and whether it is within the budget."""
+        priced = self.priced()
+        within = [mix for mix in priced if self.holds(mix)]
+        within = within or [mix for mix in priced if self.budget.holds(self.tried[mix].found)]
+        if within:
+            return min(within, key=self.cost), True
+        return min(self.tried, key=lambda mix: (self.order(mix), self.estimate_us(mix))), False
+
     def pareto(self, chosen: Mix) -> tuple[ParetoPoint, ...]:
         """The Pareto front of the priced points, and the chosen one; the fastest first."""
         times = {mix: time for mix in self.priced() if (time := self.time_us(mix)) < math.inf}
@@ -172,13 +181,7 @@ class Trials:
 
 def conclude(trials: Trials, start: Mix, sixteen: Mix) -> SearchResult:
     """Price the points that matter, take the fastest within the budget, and tell how it went."""
-    priced = trials.priced()
-    within = [mix for mix in priced if trials.holds(mix)]
-    within = within or [mix for mix in priced if trials.budget.holds(trials.tried[mix].found)]
-    if within:
-        chosen = min(within, key=trials.cost)
-    else:
-        chosen = min(trials.tried, key=lambda mix: (trials.order(mix), trials.estimate_us(mix)))
+    chosen, is_within = trials.best()
     found = trials.tried[chosen].found
     saved = {region.name: region.saved_us for region in trials.space.regions}
     before, after = start.types, chosen.types
@@ -202,7 +205,7 @@ def conclude(trials: Trials, start: Mix, sixteen: Mix) -> SearchResult:
         budget=trials.budget.drop,
         aim=trials.aim,
         metric=trials.budget.metric,
-        reached=bool(within),
+        reached=is_within,
         drop=found.drop,
         error=found.error,
         predicted_us=trials.time_us(chosen),
@@ -225,7 +228,7 @@ def conclude(trials: Trials, start: Mix, sixteen: Mix) -> SearchResult:
         disagreement=found.disagreement,
         noise=found.noise,
     )
-    return SearchResult(chosen, found, bool(within), record)
+    return SearchResult(chosen, found, is_within, record)
 
 
 def name_of(mix: Mix, space: Space) -> str:
@@ -305,7 +308,7 @@ def search_budget(
         elif search.trials.time_us(start) >= search.trials.time_us(sixteen):
             # What the regions save by themselves does not add up.
             search.try_point(sixteen, "16-bit")
-        search.win_back(narrow)
+        search.finish(narrow)
         return conclude(search.trials, start, sixteen)
 
 
@@ -338,7 +341,7 @@ def search_auto(
                 search.try_point(mix, "alternative")
             if not reached:
                 search.take_back(start)
-            search.win_back(narrow)
+            search.finish(narrow)
         return conclude(search.trials, start, Mix(narrow))
 
 
@@ -407,6 +410,18 @@ class _Search:
             return self._try(state.moved(taken[:number]), "take fewer back", _regions(taken[:number]))
 
         fewest(len(taken), holds, may_ask)
+
+    def finish(self, narrow: Precision) -> None:
+        """Win back, until what a few samples said of the best point holds on all of them."""
+        while True:
+            self.win_back(narrow)
+            best, is_within = self.trials.best()
+            tried = self.trials.tried[best]
+            if not is_within or not tried.found.is_partial:
+                return
+            tried.found = self.trials.oracle.confirm(best)
+            if self.trials.holds(best):
+                return
 
     def win_back(self, narrow: Precision) -> None:
         """From the point that holds and should be the fastest to faster ones, most microseconds first.

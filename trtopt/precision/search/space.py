@@ -170,6 +170,10 @@ class Oracle(Protocol):
         """The point's accuracy, over all samples; the expensive question."""
         ...
 
+    def confirm(self, mix: Mix) -> Evaluation:
+        """The same, where :meth:`evaluate` was settled by a few samples, over all of them."""
+        ...
+
     def time_us(self, mix: Mix) -> float:
         """The judge's price of the whole network in microseconds; infinite where it cannot be built."""
         ...
@@ -331,10 +335,12 @@ class Checkpoint:
             found = self.oracle.evaluate(mix)
             if found.is_partial:
                 return found
-            self._add(
-                "evaluate", mix, [_plain(item) for item in (found.drop, found.error, found.disagreement, found.noise)]
-            )
-        return Evaluation(*(_number(item) for item in self._answer("evaluate", mix, list)))
+            self._add("evaluate", mix, _figures(found))
+        return self.confirm(mix)
+
+    def confirm(self, mix: Mix) -> Evaluation:
+        known = self._answer("evaluate", mix, lambda: _figures(self.oracle.confirm(mix)))
+        return Evaluation(*(_number(item) for item in known))
 
     def time_us(self, mix: Mix) -> float:
         return _number(self._answer("time_us", mix, lambda: _plain(self.oracle.time_us(mix))))
@@ -374,6 +380,10 @@ def _answer_of(item: Mapping[str, Any]) -> tuple[tuple[str, Mix], Any] | None:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return None
     return (question, mix), answer
+
+
+def _figures(found: Evaluation) -> list[float | None]:
+    return [_plain(item) for item in (found.drop, found.error, found.disagreement, found.noise)]
 
 
 def _plain(number: float) -> float | None:
