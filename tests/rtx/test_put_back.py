@@ -96,3 +96,18 @@ def test_a_network_that_stays_fp32_is_never_unsaid(tmp_path: Path) -> None:
     report = built(model, engine=False, calib={"x": normal(4, 64, scale=100)})
     text = next(text for text in report.warnings if "of the flop stay FP32" in text)
     assert "FP16 was asked for and 100% of the flop" in text and "values up to" in text
+
+
+def test_the_dearest_node_that_the_outputs_do_not_need_in_fp32_stays_16_bit(tmp_path: Path) -> None:
+    """Sums of large values round most; of the products, the large one rounds most, and the outputs bear it."""
+    text = """(float[1,64,64,64] x) => (float[1,64,64,64] y) { large = Conv <pads = [3,3,3,3]> (x, w7, b7)
+        c = Conv (x, w0, b) d = Conv (x, w1, b) e = Conv (x, w2, b)
+        s = Add(c, d) t = Add(s, e) u = Add(t, large) y = Sub(u, all) }"""
+    weights = {f"w{seed}": normal(64, 64, 1, 1, seed=seed, scale=0.62 / 8) for seed in range(3)}
+    weights |= {"w7": normal(64, 64, 7, 7, scale=0.62 / 56), "b": np.full(64, 24, "f4"), "b7": np.full(64, 31, "f4")}
+    model = saved(tmp_path / "sums.onnx", text, **weights, all=np.float32(3 * 24 + 31))
+    report = built(model, engine=False, calib={"x": normal(8, 64, 64, 64)[:1]})
+    assert {item.node for item in report.precision.kept} >= {"t", "u", "y"}
+    assert "large" not in {item.node for item in report.precision.kept}, details(report)
+    assert report.accuracy is not None and 40 <= report.accuracy.outputs["y"].sqnr_db < 43
+    assert "without 1 node that cost most" in details(report)

@@ -101,9 +101,10 @@ def repaired(
         return Repaired(plan, Damage(0.0), Damage(0.0))
     bound = max(smallest_sqnr_db(plan.narrow), min_sqnr_db if min_sqnr_db is not None else -math.inf)
     on_event(Event("start", "check precision"))
-    found = _repaired(base, plan, PlanRunner(base, samples, bound, on_event))
+    runner = PlanRunner(base, samples, bound, on_event)
+    found = _repaired(base, plan, runner)
     on_event(Event("end", "check precision"))
-    return found
+    return replace(found, few=runner.on_first(), all=runner.on_first(runner.count))
 
 
 def _repaired(base: ir.Model, plan: PrecisionPlan, runner: PlanRunner) -> Repaired:
@@ -145,10 +146,10 @@ class PlanRunner:
         """How many samples it runs."""
         return len(self._expected)
 
-    def on_first(self) -> PlanRunner:
+    def on_first(self, count: int = _FIRST) -> PlanRunner:
         """The same on the first samples only, with a bound that the others should bear too."""
         found = copy.copy(self)
-        found._expected, found._bound = self._expected[:_FIRST], self._bound + _MARGIN_DB
+        found._expected, found._bound = self._expected[:count], self._bound + _MARGIN_DB
         return found
 
     def __call__(self, plan: PrecisionPlan) -> Damage:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
@@ -89,7 +89,8 @@ class Repaired:
     """A plan within the bound, and what the plan given and this one do; the one given where nothing helped.
 
     ``fallbacks`` are the nodes put back to FP32, with the reason; they are in ``plan.wide`` too. ``others`` are other
-    plans within the bound.
+    plans within the bound. ``few`` and ``all`` say what another plan does to a few samples and to all, with a bound
+    that others should bear too.
     """
 
     plan: PrecisionPlan
@@ -97,6 +98,8 @@ class Repaired:
     after: Damage
     fallbacks: Mapping[str, str] = field(default_factory=dict)
     others: tuple[PrecisionPlan, ...] = ()
+    few: Callable[[PrecisionPlan], Damage] | None = None
+    all: Callable[[PrecisionPlan], Damage] | None = None
 
 
 def repair(
@@ -138,6 +141,13 @@ def widened(base: ir.Model, plan: PrecisionPlan, wide: Mapping[str, str]) -> Pre
     }
     bfloat = {name: reason for name, reason in plan.bfloat.items() if name not in more}
     return replace(plan, wide={**plan.wide, **more}, bfloat=bfloat)
+
+
+def alone(
+    base: ir.Model, plan: PrecisionPlan, damage_of: Callable[[PrecisionPlan], Damage]
+) -> Callable[[Collection[str]], Damage]:
+    """What happens when of all 16-bit nodes only some, by name, are 16-bit."""
+    return _Search(base, plan, damage_of, 0).alone
 
 
 @dataclass(order=True)
@@ -208,7 +218,7 @@ class _Search:
                 continue
             middle = self._middle(group.nodes)
             halves = [(group.start, group.nodes[:middle]), (group.start + middle, group.nodes[middle:])]
-            found = [(start, nodes, self._alone(nodes)) for start, nodes in halves]
+            found = [(start, nodes, self.alone(nodes)) for start, nodes in halves]
             if self._is_one_kind(group.nodes) and all(damage.excess > target / 4 for _, _, damage in found):
                 self._fall_back(group)
                 continue
@@ -255,7 +265,7 @@ class _Search:
         """The noise of all parts that the nodes were divided into, each by itself."""
         return self._left() + self._back_alone
 
-    def _alone(self, nodes: Sequence[str]) -> Damage:
+    def alone(self, nodes: Collection[str]) -> Damage:
         """What happens when of all nodes only these are 16-bit."""
         chosen = frozenset(nodes)
         return self.damage(name for name in self.nodes if name not in chosen)
