@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import math
 import os
 import re
@@ -259,7 +260,8 @@ class _RunLimit:
         """Start the thread that looks at the runs."""
         with self._lock:
             if not self.is_watching:
-                threading.Thread(target=self._watch, name="run limit", daemon=True).start()
+                # A signal handler that raises while threading.Thread.start waits leaves locks behind (CPython 3.10).
+                _thread.start_new_thread(self._watch, ())
                 self.is_watching = True
 
     def _watch(self) -> None:
