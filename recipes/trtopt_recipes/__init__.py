@@ -61,6 +61,7 @@ from trtopt_recipes.strided_stem import StridedStem
 from trtopt_recipes.token_mixing import TokenMixing
 from trtopt_recipes.transpose_pair import TransposePair
 from trtopt_recipes.transpose_push import TransposePush
+from trtopt_recipes.transposed_batch_norm import TransposedBatchNorm
 from trtopt_recipes.window_residual import WindowResidual
 
 PACK = (
@@ -80,6 +81,7 @@ PACK = (
     SettledSelection(),
     ComputedReshape(),
     ExpandedOperand(),
+    TransposedBatchNorm(),
     TransposePush(),
     BatchNorm(),
     DecomposedGelu(),

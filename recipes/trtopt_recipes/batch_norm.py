@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
+from trtopt.graph.conv import trains
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _PRODUCERS = ("Conv", "ConvTranspose", "Gemm")
@@ -83,8 +84,7 @@ def _why_not(norm: ir.Node, producer: ir.Node) -> str:
         return f"the output of {producer.name} is used elsewhere"
     if norm.graph is not producer.graph:
         return f"{producer.name} is outside the nested graph"
-    training = edit.int_attribute(norm, "training_mode", 0) != 0
-    if training or any(v.uses() or v.is_graph_output() for v in norm.outputs[1:]):
+    if trains(norm):
         return "it is in training mode"
     if any(edit.constant_of(v) is None for v in norm.inputs[1:5]):
         return "its statistics are not constants"

@@ -10,12 +10,14 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.graph.conv import (
     input_channels,
+    norm_affine,
     output_channels,
     per_channel,
     scale_inputs,
     scale_outputs,
     set_weights,
     sole_user,
+    trains,
     used_once,
     weight_and_bias,
     why_not_constant,
@@ -141,13 +143,8 @@ def _affine(node: ir.Node, channels: int, rank: int) -> tuple[np.ndarray, np.nda
     """Factor and summand per channel; None where the constant is not one per channel."""
     ones, zeros = np.ones(channels), np.zeros(channels)
     if node.op_type == "BatchNormalization":
-        arrays = [edit.constant_of(edit.input_of(node, index)) for index in range(1, 5)]
-        if any(array is None or array.shape != (channels,) for array in arrays):
-            return None
-        gamma, beta, mean, variance = (np.asarray(array).astype(np.float64) for array in arrays)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            scale = gamma / np.sqrt(variance + edit.float_attribute(node, "epsilon", 1e-5))
-            return scale, beta - mean * scale
+        affine = norm_affine(node)
+        return affine if affine is not None and affine[0].shape == (channels,) else None
     left, right = (edit.constant_of(value) for value in node.inputs)
     constant = per_channel(np.asarray(left if right is None else right), channels, rank)
     if constant is None:
@@ -164,8 +161,7 @@ def _why_not(node: ir.Node, product: ir.Node, channels: int) -> str:
     reason = why_not_constant(product)
     if reason:
         return reason
-    training = edit.int_attribute(node, "training_mode", 0) != 0
-    if training or any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
+    if trains(node):
         return "it is in training mode"
     affine = _affine(node, channels, _rank(product))
     if affine is None:

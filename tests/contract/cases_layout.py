@@ -282,4 +282,58 @@ PUSHES: tuple[Case, ...] = (
     ),
 )
 
-CASES: tuple[Case, ...] = (*RESHAPES, *PAIRS, *PUSHES)
+TOKENS = "g (float[N, 6, 4] x) => (float[N, 6, 4] y)"
+SWAP, NORM = "Transpose <perm = [0, 2, 1]>", "BatchNormalization (t, g, b, m, v)"
+STATISTICS = {"g": (4,), "b": (4,), "m": (4,), "v": (4,)}
+
+NORMS: tuple[Case, ...] = (
+    Case(
+        "transposed-batch-norm",
+        "tokens",
+        f"{TOKENS} {{ t = {SWAP} (x) n = {NORM} u = {SWAP} (n) y = Neg(u) }}",
+        STATISTICS,
+        tolerance=1e-5,
+    ),
+    Case(
+        "transposed-batch-norm",
+        "image-to-output",
+        f"g (float[N, 6, 6, 4] x) => ({Y}) {{ t = {NCHW} (x) y = {NORM} }}",
+        STATISTICS,
+        tolerance=1e-5,
+    ),
+    Case(
+        "transposed-batch-norm",
+        "channels-stay",
+        f"g (float[6, 4, N] x) => (float[N, 4, 6] y) {{ t = Transpose <perm = [2, 1, 0]> (x) y = {NORM} }}",
+        STATISTICS,
+        changes=0,
+    ),
+    Case(
+        "transposed-batch-norm",
+        "computed-statistics",
+        f"g (float[N, 6, 4] x, float[4] m) => (float[N, 4, 6] y) {{ t = {SWAP} (x) y = {NORM} }}",
+        {name: shape for name, shape in STATISTICS.items() if name != "m"},
+        changes=0,
+        refusals=1,
+    ),
+    Case(
+        "transposed-batch-norm",
+        "training",
+        f"g (float[N, 6, 4] x) => (float[N, 4, 6] y) {{ t = {SWAP} (x) "
+        "y, p, q = BatchNormalization <training_mode = 1> (t, g, b, m, v) }",
+        STATISTICS,
+        changes=0,
+        refusals=1,
+    ),
+    Case(
+        "transposed-batch-norm",
+        "variance-of-minus-epsilon",
+        f"g (float[N, 6, 4] x) => (float[N, 4, 6] y) {{ t = {SWAP} (x) y = {NORM} }}",
+        {name: shape for name, shape in STATISTICS.items() if name != "v"},
+        {"v": np.float32([1, 1, -1e-5, 1])},
+        changes=0,
+        refusals=1,
+    ),
+)
+
+CASES: tuple[Case, ...] = (*RESHAPES, *PAIRS, *PUSHES, *NORMS)

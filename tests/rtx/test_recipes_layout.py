@@ -74,3 +74,16 @@ def test_equal_branches_are_computed_once(tmp_path: Path) -> None:
     plain = numbers(run(tmp_path, "none", graph, weights))
     once = numbers(run(tmp_path, "duplicate-expression,dead-node", graph, weights))
     assert once[0] == plain[0] - 1 and once[1] < plain[1]
+
+
+def test_batch_normalization_of_features_leaves_tokens_where_they_are(tmp_path: Path) -> None:
+    """As in PatchTST: two products with residuals, each normalized between two Transposes."""
+    norm = "BatchNormalization (t{0}, g, b, m, v) u{0} = Transpose <perm = [0, 2, 1]> (n{0})"
+    block = "t{0} = Transpose <perm = [0, 2, 1]> (r{0}) n{0} = " + norm
+    block += " p{0} = MatMul(u{0}, w{0}) q{0} = Add(p{0}, b) r{1} = Add(r{0}, q{0})"
+    graph = f"g (float[8, 100, 64] x) => (float[8, 100, 64] y) <float[64] v = {{{', '.join(['1'] * 64)}}}> "
+    graph += f"{{ r0 = Add(x, b) {' '.join(block.format(at, at + 1) for at in range(3))} y = Neg(r3) }}"
+    weights = {**dict.fromkeys("gbm", (64,)), **{f"w{at}": (64, 64) for at in range(3)}}
+    before = numbers(run(tmp_path, "none", graph, weights))
+    after = numbers(run(tmp_path, "transposed-batch-norm,transpose-push", graph, weights))
+    assert after[0] < before[0] and after[1] < before[1]

@@ -162,6 +162,23 @@ def per_channel(constant: np.ndarray, channels: int, rank: int) -> np.ndarray | 
     return np.broadcast_to(constant.astype(np.float64).reshape(-1), channels)
 
 
+def trains(norm: ir.Node) -> bool:
+    """Whether a BatchNormalization is in training mode."""
+    training = edit.int_attribute(norm, "training_mode", 0) != 0
+    return training or any(value.uses() or value.is_graph_output() for value in norm.outputs[1:])
+
+
+def norm_affine(norm: ir.Node) -> tuple[np.ndarray, np.ndarray] | None:
+    """Factor and summand per channel of a BatchNormalization, in FP64; None where they are not constant."""
+    arrays = [edit.constant_of(edit.input_of(norm, index)) for index in range(1, 5)]
+    if any(array is None or array.shape != np.shape(arrays[0]) for array in arrays):
+        return None
+    gamma, beta, mean, variance = (np.asarray(array).astype(np.float64) for array in arrays)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = gamma / np.sqrt(variance + edit.float_attribute(norm, "epsilon", 1e-5))
+        return scale, beta - mean * scale
+
+
 def why_not_fit(new: np.ndarray, dtype: np.dtype, *old: np.ndarray) -> str:
     """Why a weight computed in float64 does not fit its type, or FP16 where the weights it comes from do."""
     with np.errstate(over="ignore"):
