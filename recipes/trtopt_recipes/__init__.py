@@ -19,6 +19,7 @@ from trtopt_recipes.dead_node import DeadNode
 from trtopt_recipes.decomposed_gelu import DecomposedGelu
 from trtopt_recipes.decomposed_layer_norm import DecomposedLayerNorm
 from trtopt_recipes.duplicate_expression import DuplicateExpression
+from trtopt_recipes.einsum import Einsum
 from trtopt_recipes.expand_operand import ExpandedOperand
 from trtopt_recipes.gated_conv import GatedConv
 from trtopt_recipes.global_average_pool import GlobalAveragePool
@@ -68,6 +69,7 @@ PACK = (
     Identity(),
     NoOp(),
     CastChain(),
+    Einsum(),
     MergedHeads(),
     MergedTranspose(),
     TransposePair(),

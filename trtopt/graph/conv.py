@@ -170,10 +170,11 @@ def trains(norm: ir.Node) -> bool:
 
 def norm_affine(norm: ir.Node) -> tuple[np.ndarray, np.ndarray] | None:
     """Factor and summand per channel of a BatchNormalization, in FP64; None where they are not constant."""
-    arrays = [edit.constant_of(edit.input_of(norm, index)) for index in range(1, 5)]
-    if any(array is None or array.shape != np.shape(arrays[0]) for array in arrays):
+    found = (edit.constant_of(edit.input_of(norm, index)) for index in range(1, 5))
+    arrays = [array.astype(np.float64) for array in found if array is not None]
+    if len(arrays) < 4 or len({array.shape for array in arrays}) > 1:
         return None
-    gamma, beta, mean, variance = (np.asarray(array).astype(np.float64) for array in arrays)
+    gamma, beta, mean, variance = arrays
     with np.errstate(divide="ignore", invalid="ignore"):
         scale = gamma / np.sqrt(variance + edit.float_attribute(norm, "epsilon", 1e-5))
         return scale, beta - mean * scale
