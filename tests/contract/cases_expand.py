@@ -8,6 +8,7 @@ from contract_case import Case
 IO = "g (float[N, S, 8] x) => (float[N, S, 8] y)"
 CONSTANTS = "int64 i0 = {0}, int64[1] a = {0}, int64[1] one = {1}, int64[1] d8 = {8}, int64[1] less = {-1}"
 BATCH = "s = Shape(x) d0 = Gather(s, i0) n = Unsqueeze(d0, a)"
+WIDE = "p = Shape <end = 1> (x) h = Concat <axis = 0> (p, six, d8) e = Expand(w, h)"
 ROWS = f"{BATCH} h = Concat <axis = 0> (n, one, d8) e = Expand(w, h)"
 
 
@@ -81,10 +82,43 @@ CASES: tuple[Case, ...] = (
         changes=0,
     ),
     case(
-        "multiplied-as-matrix",
+        "multiplied-by-the-batch",
         f"{BATCH} p = Shape <end = 1> (x) h = Concat <axis = 0> (p, one, d8) e = Expand(w, h) t = Transpose "
         "<perm = [0, 2, 1]> (x) y = MatMul(e, t)",
         io="g (float[N, S, 8] x) => (float[N, 1, S] y)",
+        tolerance=1e-5,
+    ),
+    case(
+        "positions-to-heads",
+        f"{WIDE} m = MatMul(e, k) r = Reshape(m, v) q = Softmax <axis = 3> (r) t = Transpose <perm = [0, 2, 3, 1]> (q) "
+        "g = Reshape(x, v) u = Transpose <perm = [0, 2, 1, 3]> (g) y = MatMul(u, t)",
+        io="g (float[N, 6, 8] x) => (float[N, 2, 6, 6] y)",
+        constants="int64[1] six = {6}, int64[4] v = {0, 6, 2, 4}",
+        weights={"w": (1, 6, 8), "k": (8, 8)},
+        tolerance=1e-5,
+    ),
+    case(
+        "summed-over",
+        f"{WIDE} t = Transpose <perm = [1, 2, 0]> (e) y = MatMul(t, x)",
+        io="g (float[N, 8] x) => (float[6, 8, 8] y)",
+        constants="int64[1] six = {6}",
+        weights={"w": (1, 6, 8)},
+        changes=0,
+    ),
+    case(
+        "reshaped-away",
+        f"{WIDE} r = Reshape(e, v) f = Reshape(x, v) y = Add(r, f)",
+        io="g (float[N, 6, 8] x) => (float[A, 8] y)",
+        constants="int64[1] six = {6}, int64[2] v = {-1, 8}",
+        weights={"w": (1, 6, 8)},
+        changes=0,
+    ),
+    case(
+        "normalized-over",
+        f"{WIDE} q = Softmax <axis = 0> (e) y = Add(q, x)",
+        io="g (float[N, 6, 8] x) => (float[N, 6, 8] y)",
+        constants="int64[1] six = {6}",
+        weights={"w": (1, 6, 8)},
         changes=0,
     ),
 )
