@@ -25,6 +25,7 @@ from trtopt_recipes.gated_conv import GatedConv
 from trtopt_recipes.global_average_pool import GlobalAveragePool
 from trtopt_recipes.group_norm import GroupNorm
 from trtopt_recipes.identity import Identity
+from trtopt_recipes.joined_sum import JoinedSum
 from trtopt_recipes.late_selection import LateSelection
 from trtopt_recipes.layer_scale import LayerScale
 from trtopt_recipes.linear_as_conv import LinearAsConv
@@ -120,6 +121,7 @@ PACK = (
     ResizeConv(),
     AveragePoolConv(),
     GlobalAveragePool(),
+    JoinedSum(),
     RepvggBranches(),
     Conv1x1Chain(),
     GatedConv(),

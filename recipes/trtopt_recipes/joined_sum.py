@@ -1,0 +1,120 @@
+"""Sums over an axis along which tensors were joined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.graph import edit
+from trtopt.graph.conv import used_once
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+
+_OPSET = 10
+"""From which on the bounds of Slice are inputs."""
+
+
+@dataclass(frozen=True)
+class JoinedSum:
+    """Adds tensors up that are joined only to be weighted and summed along the axis that joins them.
+
+    Rewrite:
+        sum(concat(a, b, ...) w) = sum(a w[:p] + b w[p:2p] + ...) over the last axis, of length p in each of a, b, ...;
+        also where they are stacked on an axis of their own before the last, and both are merged.
+    Requires:
+        Parts of one length along the last axis, and weights as long as all together: both known. Nothing between is
+        used elsewhere or is a graph output.
+    Why faster:
+        What is joined is written and read again, and it is as many times larger as there are levels and points. The
+        compiler samples all levels of deformable attention in one kernel, and adds them up in it: Deformable DETR, two
+        layers each, FP16: 141 kernels and 2992 us -> 137 and 2078 by a plain roofline of an L4.
+    Numerics:
+        The same sum in another order.
+    Refuses when:
+        Never: parts of different lengths, and what is used elsewhere, do not match.
+    """
+
+    name: str = "joined-sum"
+    stage: Stage = Stage.FUSE
+    lossless: bool = True
+
+    def find(self, model: ir.Model, target: Target) -> Findings:
+        """Sums of weighted parts."""
+        if model.graph.opset_imports.get("", 1) < _OPSET:
+            return Findings(())
+        nodes = [node for node in edit.all_nodes(model.graph) if edit.is_op(node, "ReduceSum")]
+        return Findings(tuple(Match((node, *found.between)) for node in nodes if (found := _sum(node)) is not None))
+
+    def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
+        """Add the parts of one sum up; what joined them is left to dead-node."""
+        node = match.nodes[0]
+        found = _sum(node)
+        if found is None:
+            return Refusal(match.label, "it was changed by a rewrite before")
+        splice, axis = edit.Splice(model, node, self.name), np.asarray([-1], np.int64)
+        weighted = []
+        for index, part in enumerate(found.parts):
+            ends = [np.asarray([each * found.length], np.int64) for each in (index, index + 1)]
+            bounds = [splice.constant(each, found.weights, "bound") for each in (*ends, axis)]
+            share = splice.fresh("Slice", found.weights, *bounds, like=found.weights)
+            weighted.append(splice.fresh("Mul", part, share, like=part))
+        node.replace_input_with(0, reduce(lambda one, other: splice.fresh("Add", one, other, like=one), weighted))
+        edit.tag(node, self.name)
+        return None
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """What is summed: parts of one length along the last axis, their weights, and the nodes between."""
+
+    parts: tuple[ir.Value, ...]
+    weights: ir.Value
+    length: int
+    between: tuple[ir.Node, ...]
+
+
+def _sum(node: ir.Node) -> _Sum | None:
+    product = _maker(node.inputs[0], "Mul")
+    if product is None or edit.axes_of(node) not in ((-1,), (len(_dims(node.inputs[0])) - 1,)):
+        return None
+    for joined, weights in (product.inputs, reversed(product.inputs)):
+        parts, between = _parts(joined)
+        lengths = [_dims(part)[-1] for part in parts]
+        length = lengths[0] if lengths and len(set(lengths)) == 1 else None
+        ends = {_dims(each)[-1:] for each in (joined, weights)}
+        if len(parts) > 1 and weights is not None and isinstance(length, int) and ends == {(length * len(parts),)}:
+            return _Sum(parts, weights, length, (product, *between))
+    return None
+
+
+def _parts(joined: ir.Value | None) -> tuple[tuple[ir.Value, ...], tuple[ir.Node, ...]]:
+    """What is joined along the last axis, and by which nodes; nothing where nothing is."""
+    dims, merged = _dims(joined), _maker(joined, "Reshape")
+    stacked = joined if merged is None else merged.inputs[0]
+    concat, shape = _maker(stacked, "Concat"), _dims(stacked)
+    if concat is None or not dims or not shape or edit.int_attribute(concat, "axis", 0) % len(shape) != len(dims) - 1:
+        return (), ()
+    given = [value for value in concat.inputs if value is not None and _dims(value)]
+    if len(given) < len(concat.inputs):
+        return (), ()
+    if merged is None:
+        return tuple(given), (concat,)
+    unlike = sum(one is None or one != other for one, other in zip(shape[:-2], dims[:-1], strict=False))
+    makers = [node for node in (_maker(value, "Unsqueeze") for value in given) if node is not None]
+    sources = [node.inputs[0] for node in makers]
+    parts = tuple(value for value in sources if value is not None and _dims(value))
+    whole = all(edit.axes_of(node) in ((-2,), (len(dims) - 1,)) for node in makers) and len(parts) == len(given)
+    is_merged = len(shape) == len(dims) + 1 and unlike <= 1
+    return (parts, (merged, concat, *makers)) if whole and is_merged else ((), ())
+
+
+def _dims(value: ir.Value | None) -> tuple[int | str | None, ...]:
+    return edit.dims_of_value(value) or ()
+
+
+def _maker(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """The operator that makes a value which is used once."""
+    node = value.producer() if value is not None and used_once(value) else None
+    return node if node is not None and edit.is_op(node, op_type) else None
