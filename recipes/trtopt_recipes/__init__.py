@@ -41,6 +41,7 @@ from trtopt_recipes.no_op import NoOp
 from trtopt_recipes.normalized_qkv_bias import NormalizedQkvBias
 from trtopt_recipes.normalized_scores import NormalizedScores
 from trtopt_recipes.pad_conv import PadConv
+from trtopt_recipes.padded_product import PaddedProduct
 from trtopt_recipes.padded_vocabulary import PaddedVocabulary
 from trtopt_recipes.prelu import Prelu
 from trtopt_recipes.qkv_bias import QkvBias
@@ -122,6 +123,7 @@ PACK = (
     AveragePoolConv(),
     GlobalAveragePool(),
     JoinedSum(),
+    PaddedProduct(),
     RepvggBranches(),
     Conv1x1Chain(),
     GatedConv(),

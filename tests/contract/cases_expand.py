@@ -121,4 +121,35 @@ CASES: tuple[Case, ...] = (
         weights={"w": (1, 6, 8)},
         changes=0,
     ),
+    case(
+        "rotary-table",
+        f"{WIDE} c = Cos(e) s1 = Sin(e) j = Concat <axis = 2> (c, s1) k = Concat <axis = 2> (j, j) "
+        "u = Unsqueeze(k, one) y = Mul(u, x)",
+        io="g (float[N, 2, 6, 32] x) => (float[N, 2, 6, 32] y)",
+        constants="int64[1] six = {6}",
+        weights={"w": (1, 6, 8)},
+    ),
+    case(
+        "joined-with-another",
+        f"{WIDE} c = Cos(e) j = Concat <axis = 2> (c, x) y = Add(j, z)",
+        io="g (float[N, 6, 8] x, float[N, 6, 16] z) => (float[N, 6, 16] y)",
+        constants="int64[1] six = {6}",
+        weights={"w": (1, 6, 8)},
+        changes=0,
+    ),
+    case(
+        "joined-along",
+        f"{WIDE} j = Concat <axis = 0> (e, e) f = Concat <axis = 0> (x, x) y = Add(j, f)",
+        io="g (float[N, 6, 8] x) => (float[A, 6, 8] y)",
+        constants="int64[1] six = {6}",
+        weights={"w": (1, 6, 8)},
+        changes=0,
+    ),
+    case(
+        "of-lower-rank",
+        f"{WIDE} c = Cos(e) y = Mul(c, x)",
+        io="g (float[N, 6, 8] x) => (float[N, 6, 8] y)",
+        constants="int64[1] six = {6}",
+        weights={"w": (6, 8)},
+    ),
 )
