@@ -87,3 +87,24 @@ def test_batch_normalization_of_features_leaves_tokens_where_they_are(tmp_path: 
     before = numbers(run(tmp_path, "none", graph, weights))
     after = numbers(run(tmp_path, "transposed-batch-norm,transpose-push", graph, weights))
     assert after[0] < before[0] and after[1] < before[1]
+
+
+def test_levels_of_deformable_attention_are_added_as_they_are_sampled(tmp_path: Path) -> None:
+    graph = (
+        "g (float[8, 32, 20, 20] a, float[8, 32, 10, 10] b, float[8, 300, 4, 2] p, float[8, 1, 300, 8] w) => "
+        "(float[8, 32, 300] y) <int64[1] last = {-1}> { s = GridSample(a, p) t = GridSample(b, p) "
+        "j = Concat <axis = -1> (s, t) m = Mul(j, w) y = ReduceSum <keepdims = 0> (m, last) }"
+    )
+    before = numbers(run(tmp_path, "none", graph, {}))
+    after = numbers(run(tmp_path, "joined-sum", graph, {}))
+    assert after[0] < before[0] and after[1] < before[1]
+
+
+def test_zeros_beside_scores_of_an_odd_number_of_distances_are_columns_of_the_positions(tmp_path: Path) -> None:
+    graph = (
+        "g (float[8, 4, 64, 32] x) => (float[8, 4, 64, 128] y) <int64[8] p = {0, 0, 0, 1, 0, 0, 0, 0}> "
+        "{ m = MatMul(x, k) y = Pad(m, p) }"
+    )
+    before = numbers(run(tmp_path, "none", graph, {"k": (4, 32, 127)}))
+    after = numbers(run(tmp_path, "padded-product", graph, {"k": (4, 32, 127)}))
+    assert after[0] < before[0] and after[1] < before[1]
