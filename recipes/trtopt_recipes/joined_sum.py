@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import reduce
 
@@ -21,11 +22,12 @@ class JoinedSum:
     """Adds tensors up that are joined only to be weighted and summed along the axis that joins them.
 
     Rewrite:
-        sum(concat(a, b, ...) w) = sum(a w[:p] + b w[p:2p] + ...) over the last axis, of length p in each of a, b, ...;
-        also where they are stacked on an axis of their own before the last, and both are merged.
+        sum(concat(a, b, ...) w) = sum(a w[:p] + b w[p:2p] + ...) over the last axis, of length p in each of a, b, ...,
+        or cut into pieces of p, where it is a multiple; also where they are stacked on an axis of their own before the
+        last, and both are merged.
     Requires:
-        Parts of one length along the last axis, and weights as long as all together: both known. Nothing between is
-        used elsewhere or is a graph output.
+        Parts of lengths with a common factor along the last axis, and weights as long as all together: both known.
+        Nothing between is used elsewhere or is a graph output.
     Why faster:
         What is joined is written and read again, and it is as many times larger as there are levels and points. The
         compiler samples all levels of deformable attention in one kernel, and adds them up in it: Deformable DETR, two
@@ -33,7 +35,7 @@ class JoinedSum:
     Numerics:
         The same sum in another order.
     Refuses when:
-        Never: parts of different lengths, and what is used elsewhere, do not match.
+        Never: lengths without a common factor, and what is used elsewhere, do not match.
     """
 
     name: str = "joined-sum"
@@ -53,21 +55,28 @@ class JoinedSum:
         found = _sum(node)
         if found is None:
             return Refusal(match.label, "it was changed by a rewrite before")
-        splice, axis = edit.Splice(model, node, self.name), np.asarray([-1], np.int64)
-        weighted = []
-        for index, part in enumerate(found.parts):
-            ends = [np.asarray([each * found.length], np.int64) for each in (index, index + 1)]
-            bounds = [splice.constant(each, found.weights, "bound") for each in (*ends, axis)]
-            share = splice.fresh("Slice", found.weights, *bounds, like=found.weights)
-            weighted.append(splice.fresh("Mul", part, share, like=part))
+        splice, weighted, done = edit.Splice(model, node, self.name), list[ir.Value](), 0
+        for part in found.parts:
+            length = int(str(_dims(part)[-1]))
+            for start in range(0, length, found.length):
+                piece = part if length == found.length else _cut(splice, part, start, found.length)
+                share = _cut(splice, found.weights, done, found.length)
+                weighted.append(splice.fresh("Mul", piece, share, like=part))
+                done += found.length
         node.replace_input_with(0, reduce(lambda one, other: splice.fresh("Add", one, other, like=one), weighted))
         edit.tag(node, self.name)
         return None
 
 
+def _cut(splice: edit.Splice, value: ir.Value, start: int, length: int) -> ir.Value:
+    """``length`` columns of a value."""
+    bounds = [splice.constant(np.asarray([each], np.int64), value, "bound") for each in (start, start + length, -1)]
+    return splice.fresh("Slice", value, *bounds, like=value)
+
+
 @dataclass(frozen=True)
 class _Sum:
-    """What is summed: parts of one length along the last axis, their weights, and the nodes between."""
+    """What is summed: parts, their weights, the length of the pieces that are added up, and the nodes between."""
 
     parts: tuple[ir.Value, ...]
     weights: ir.Value
@@ -81,10 +90,10 @@ def _sum(node: ir.Node) -> _Sum | None:
         return None
     for joined, weights in (product.inputs, reversed(product.inputs)):
         parts, between = _parts(joined)
-        lengths = [_dims(part)[-1] for part in parts]
-        length = lengths[0] if lengths and len(set(lengths)) == 1 else None
-        ends = {_dims(each)[-1:] for each in (joined, weights)}
-        if len(parts) > 1 and weights is not None and isinstance(length, int) and ends == {(length * len(parts),)}:
+        lengths = [size for size in (_dims(part)[-1] for part in parts) if isinstance(size, int)]
+        ends, length = {_dims(each)[-1:] for each in (joined, weights)}, math.gcd(*lengths)
+        known = len(parts) == len(lengths) > 1 and ends == {(sum(lengths),)}
+        if known and weights is not None and (length > 1 or set(lengths) == {1}):
             return _Sum(parts, weights, length, (product, *between))
     return None
 

@@ -31,9 +31,14 @@ CASES: tuple[Case, ...] = (
         changes=0,
     ),
     case(
-        "unequal-lengths",
+        "lengths-with-a-factor",
         f"{JOIN} m = Mul(j, w) {SUM}",
         inputs="g (float[N, 5, 4] a, float[N, 5, 2] b, float[N, 5, 8] w) => (float[N, 5] y)",
+    ),
+    case(
+        "lengths-without-a-factor",
+        f"{JOIN} m = Mul(j, w) {SUM}",
+        inputs="g (float[N, 5, 4] a, float[N, 5, 3] b, float[N, 5, 10] w) => (float[N, 5] y)",
         changes=0,
     ),
     case(
