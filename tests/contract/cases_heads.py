@@ -68,6 +68,26 @@ CASES: tuple[Case, ...] = (
         weights={**W, **B, "wq": (8, 32), "bq": (32,), "wk": (8, 32), "bk": (32,)},
     ),
     heads(
+        "narrower-values",
+        BLOCK.replace("Reshape(v1, hs)", "Reshape(v1, vs)").replace("fs)", "os)"),
+        constants="int64[4] hs = {0, 0, 2, 32}, int64[4] vs = {0, 0, 2, 16}, int64[3] os = {0, 0, 32}, float sc = {1}",
+        weights={
+            **B,
+            **{f"w{each}": (8, 64) for each in "qk"},
+            **{f"b{each}": (64,) for each in "qk"},
+            "wv": (8, 32),
+            "bv": (32,),
+            "wo": (32, 8),
+        },
+    ),
+    heads(
+        "much-narrower-values",
+        BLOCK.replace("Reshape(v1, hs)", "Reshape(v1, vs)"),
+        constants="int64[4] hs = {0, 0, 2, 32}, int64[4] vs = {0, 0, 2, 4}, int64[3] fs = {0, 0, 8}, float sc = {0.5}",
+        weights={**W, **B, **{f"w{each}": (8, 64) for each in "qk"}, **{f"b{each}": (64,) for each in "qk"}},
+        changes=0,
+    ),
+    heads(
         "aligned",
         constants=WIDE.replace("20", "16").replace("40", "32"),
         changes=0,
