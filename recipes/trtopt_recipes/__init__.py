@@ -61,10 +61,10 @@ from trtopt_recipes.sigmoid_after_product import SigmoidAfterProduct
 from trtopt_recipes.softplus import Softplus
 from trtopt_recipes.split_after_conv import SplitAfterConv
 from trtopt_recipes.strided_stem import StridedStem
+from trtopt_recipes.token_batch_norm import TokenBatchNorm
 from trtopt_recipes.token_mixing import TokenMixing
 from trtopt_recipes.transpose_pair import TransposePair
 from trtopt_recipes.transpose_push import TransposePush
-from trtopt_recipes.transposed_batch_norm import TransposedBatchNorm
 from trtopt_recipes.window_residual import WindowResidual
 
 PACK = (
@@ -85,7 +85,7 @@ PACK = (
     SettledSelection(),
     ComputedReshape(),
     ExpandedOperand(),
-    TransposedBatchNorm(),
+    TokenBatchNorm(),
     TransposePush(),
     BatchNorm(),
     DecomposedGelu(),

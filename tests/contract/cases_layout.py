@@ -288,28 +288,43 @@ STATISTICS = {"g": (4,), "b": (4,), "m": (4,), "v": (4,)}
 
 NORMS: tuple[Case, ...] = (
     Case(
-        "transposed-batch-norm",
+        "token-batch-norm",
         "tokens",
         f"{TOKENS} {{ t = {SWAP} (x) n = {NORM} u = {SWAP} (n) y = Neg(u) }}",
         STATISTICS,
         tolerance=1e-5,
     ),
     Case(
-        "transposed-batch-norm",
+        "token-batch-norm",
         "image-to-output",
         f"g (float[N, 6, 6, 4] x) => ({Y}) {{ t = {NCHW} (x) y = {NORM} }}",
         STATISTICS,
         tolerance=1e-5,
     ),
     Case(
-        "transposed-batch-norm",
+        "token-batch-norm",
+        "rows",
+        f"g (float[N, 6, 4] x) => (float[N, 6, 4] y) <int64[2] r = {{-1, 4}}, int64[3] s = {{-1, 6, 4}}> "
+        f"{{ t = Reshape(x, r) n = {NORM} y = Reshape(n, s) }}",
+        STATISTICS,
+        tolerance=1e-5,
+    ),
+    Case(
+        "token-batch-norm",
+        "channels-made-by-reshape",
+        f"g (float[N, 2, 2] x) => (float[N, 4] y) <int64[2] r = {{-1, 4}}> {{ t = Reshape(x, r) y = {NORM} }}",
+        STATISTICS,
+        changes=0,
+    ),
+    Case(
+        "token-batch-norm",
         "channels-stay",
         f"g (float[6, 4, N] x) => (float[N, 4, 6] y) {{ t = Transpose <perm = [2, 1, 0]> (x) y = {NORM} }}",
         STATISTICS,
         changes=0,
     ),
     Case(
-        "transposed-batch-norm",
+        "token-batch-norm",
         "computed-statistics",
         f"g (float[N, 6, 4] x, float[4] m) => (float[N, 4, 6] y) {{ t = {SWAP} (x) y = {NORM} }}",
         {name: shape for name, shape in STATISTICS.items() if name != "m"},
@@ -317,7 +332,7 @@ NORMS: tuple[Case, ...] = (
         refusals=1,
     ),
     Case(
-        "transposed-batch-norm",
+        "token-batch-norm",
         "training",
         f"g (float[N, 6, 4] x) => (float[N, 4, 6] y) {{ t = {SWAP} (x) "
         "y, p, q = BatchNormalization <training_mode = 1> (t, g, b, m, v) }",
@@ -326,7 +341,7 @@ NORMS: tuple[Case, ...] = (
         refusals=1,
     ),
     Case(
-        "transposed-batch-norm",
+        "token-batch-norm",
         "variance-of-minus-epsilon",
         f"g (float[N, 6, 4] x) => (float[N, 4, 6] y) {{ t = {SWAP} (x) y = {NORM} }}",
         {name: shape for name, shape in STATISTICS.items() if name != "v"},

@@ -85,7 +85,7 @@ def test_batch_normalization_of_features_leaves_tokens_where_they_are(tmp_path: 
     graph += f"{{ r0 = Add(x, b) {' '.join(block.format(at, at + 1) for at in range(3))} y = Neg(r3) }}"
     weights = {**dict.fromkeys("gbm", (64,)), **{f"w{at}": (64, 64) for at in range(3)}}
     before = numbers(run(tmp_path, "none", graph, weights))
-    after = numbers(run(tmp_path, "transposed-batch-norm,transpose-push", graph, weights))
+    after = numbers(run(tmp_path, "token-batch-norm,transpose-push", graph, weights))
     assert after[0] < before[0] and after[1] < before[1]
 
 
