@@ -27,7 +27,8 @@ class TokenBatchNorm:
         BatchNormalization has its channels on axis 1, so that transformers which normalize their features by it
         transpose all tokens before and behind; a multiplication works in either layout, and transpose-push takes both
         away, or flatten them to rows: then layer-scale folds the factor into the product before. PatchTST of three
-        layers in FP16: 37 kernels and 1684 us -> 26 and 1304 by a plain roofline of an L4. LEVIT
+        layers in FP16: 37 kernels and 1684 us -> 26 and 1304 by a plain roofline of an L4; LeViT-128,
+        whose attention is fused then: 196 and 1304 -> 141 and 963.
     Numerics:
         The same sum with factors multiplied beforehand, in FP64, and rounded once to the type of the input.
     Refuses when:
