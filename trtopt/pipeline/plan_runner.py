@@ -33,8 +33,8 @@ _SELECTIONS = frozenset(
 ).union(PLUGINS)
 """Operators whose result jumps: two scores that rounding makes equal change places, and what is behind them with it."""
 
-_MOST_SAMPLES, _FIRST = 8, 2
-"""Samples that the result of a repair is checked on, and those that its search runs, 20 to 60 times."""
+_MOST_SAMPLES, _FEW = 8, 2
+"""Samples that the result of a repair is checked on, and those that its search runs, up to 280 times."""
 
 _MARGIN_DB, _MOST_MARGIN_DB = 0.5, 3.0
 """Decibels that the search keeps above the bound, for the samples that it does not see; so many more as these lack
@@ -91,25 +91,27 @@ def repaired(
     runner = PlanRunner(base, samples, bound, on_event)
     found = _repaired(base, plan, runner)
     on_event(Event("end", "check precision"))
-    return replace(found, few=runner.on_first(), all=runner.on_first(runner.count))
+    return found
 
 
 def _repaired(base: ir.Model, plan: PrecisionPlan, runner: PlanRunner) -> Repaired:
-    """The search on the first samples, which costs a third; on all of them where these do not bear what it finds."""
+    """The search on the worst samples, which costs a third; on all of them where these do not bear what it finds."""
     before = runner(plan)
     if before.is_allowed or not runner.can_gain(plan, before):
         return Repaired(plan, before, before)
-    margin_db = _MARGIN_DB
-    while runner.count > _FIRST and margin_db < _MOST_MARGIN_DB:
-        found = repair(base, plan, runner.on_first(margin_db=margin_db))
-        if found.plan is plan and not found.before.is_allowed:
+    every = runner.stricter(_MARGIN_DB)
+    worst, margin_db = runner.on_worst(plan, before) if runner.count > _FEW else None, _MARGIN_DB
+    while worst is not None and margin_db < _MOST_MARGIN_DB:
+        few = worst.stricter(margin_db)
+        found = repair(base, plan, few)
+        if found.plan is plan:
             return Repaired(plan, before, before)
         after = runner(found.plan)
         if after.is_allowed:
             others = tuple(other for other in found.others if runner(other).is_allowed)
-            return replace(found, before=before, after=after, others=others)
+            return replace(found, before=before, after=after, others=others, few=few, all=every)
         margin_db += _MARGIN_DB + 10 * math.log10(after.excess)
-    return repair(base, plan, runner)
+    return replace(repair(base, plan, runner), few=every, all=every)
 
 
 class _Emulations:
@@ -166,10 +168,26 @@ class PlanRunner:
         """How many samples it runs."""
         return len(self._expected)
 
-    def on_first(self, count: int = _FIRST, margin_db: float = _MARGIN_DB) -> PlanRunner:
-        """The same on the first samples only, with a bound that the others should bear too."""
+    def on_worst(self, plan: PrecisionPlan, damage: Damage) -> PlanRunner:
+        """The same on the few samples that ``plan`` does most damage to, with a bound that it misses there by as much
+        as by ``damage``, which is that to all of them."""
+        each = [self._on([sample])(plan).excess for sample in self._expected]
+        worst = sorted(range(self.count), key=lambda index: -each[index])[:_FEW]
+        found = self._on([self._expected[index] for index in sorted(worst)])
+        there = found(plan)
+        if there.excess > 0 and math.isfinite(there.excess) and math.isfinite(damage.excess):
+            found._bound += 10 * math.log10(damage.excess / there.excess)
+        return found
+
+    def stricter(self, margin_db: float) -> PlanRunner:
+        """The same with a bound that is so many dB higher."""
+        found = self._on(self._expected)
+        found._bound += margin_db
+        return found
+
+    def _on(self, expected: list[tuple[Feeds, list[np.ndarray]]]) -> PlanRunner:
         found = copy.copy(self)
-        found._expected, found._bound = self._expected[:count], self._bound + margin_db
+        found._expected = expected
         return found
 
     def __call__(self, plan: PrecisionPlan) -> Damage:

@@ -33,7 +33,7 @@ SMALLEST_SQNR_DB = 40.0
 MOST_EVALUATIONS = 64
 """Plans tried at most: a few culprits in a network of a thousand nodes take 20 to 40."""
 
-_MOST_LEFT_OUT = 96
+MOST_LEFT_OUT = 96
 """Parts of a set that are tried in 16 bits again."""
 
 _FEW, _PART = 16, 0.05
@@ -112,9 +112,9 @@ def repair(
 
     Costs one evaluation when it is allowed from the start. The first search ends after about ``most`` evaluations, with
     whole groups in FP32 where there was no time to look into them; the second takes twice the logarithm of the number
-    of nodes. Where many nodes go back, up to 96 more for each search leave out what is not needed. Of what they find,
-    the fewest nodes go back, and the result is never worse than the plan given. What the plan quantizes is left out
-    while 16-bit types are judged.
+    of nodes. Up to :data:`MOST_LEFT_OUT` more for each of the two leave out what is not needed. Of what they find, the
+    fewest nodes go back, and the result is never worse than the plan given. What the plan quantizes is left out while
+    16-bit types are judged.
     """
     search = _Search(base, plan, damage_of, most)
     before = search.damage(())
@@ -124,9 +124,8 @@ def repair(
     if search.jumps or after.excess >= before.excess:
         return Repaired(plan, before, before)
     sets = [search.back]
-    if after.is_allowed and len(search.back) > max(_FEW, _PART * len(search.nodes)):
-        sets += [search.stretch(before)] if search.gave_up else []
-        sets = sorted((search.without_spare(back) for back in sets), key=len)
+    if search.gave_up and after.is_allowed and len(search.back) > max(_FEW, _PART * len(search.nodes)):
+        sets = sorted((search.without_spare(back) for back in (search.back, search.stretch(before))), key=len)
     first, *others = (widened(base, plan, back) for back in sets)
     fallbacks = {name: reason for name, reason in first.wide.items() if name not in plan.wide}
     return Repaired(first, before, search.damage(sets[0]), fallbacks, tuple(others))
@@ -238,7 +237,7 @@ class _Search:
 
     def without_spare(self, back: Mapping[str, str]) -> dict[str, str]:
         """A set of nodes without the parts that are not needed beside the others: halves, quarters, and so on."""
-        names, size, left = list(back), len(back) // 2, _MOST_LEFT_OUT
+        names, size, left = list(back), len(back) // 2, MOST_LEFT_OUT
         while size:
             start = 0
             while start < len(names) and left:
