@@ -10,7 +10,7 @@ from audio_nets import FRONT, keyword_transformer, sounds
 
 from trtopt.graph.artifact import input_spec
 from trtopt.graph.shapes import infer_shapes, static_shapes
-from trtopt.pipeline.improve import PlanRunner, repaired
+from trtopt.pipeline.plan_runner import PlanRunner, repaired
 from trtopt.precision.decide import decide, wanted_tensors
 from trtopt.precision.fp16.repair import Damage, repair
 from trtopt.precision.observe.calibrate import collect

@@ -13,7 +13,8 @@ from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.events import Event
 from trtopt.graph.artifact import input_spec
 from trtopt.graph.shapes import infer_shapes, static_shapes
-from trtopt.pipeline.improve import OutputErrorMeter, PlanRunner, repaired
+from trtopt.pipeline.improve import OutputErrorMeter
+from trtopt.pipeline.plan_runner import PlanRunner, repaired
 from trtopt.precision.decide import decide, wanted_tensors, with_bfloat
 from trtopt.precision.fp16.repair import SMALLEST_SQNR_DB, Repaired
 from trtopt.precision.observe.calibrate import collect

@@ -17,7 +17,7 @@ from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.judge.judges import judge_for
-from trtopt.pipeline.improve import repaired
+from trtopt.pipeline.plan_runner import repaired
 from trtopt.precision.decide import decide, with_bfloat
 from trtopt.precision.fp16.cast_to_half import cast_to_half
 from trtopt.precision.fp16.hazards import wide_nodes

@@ -17,7 +17,7 @@ from trtopt.judge.protocol import LEAST_GAIN, OpenJudge, Priced, Prices, Questio
 from trtopt.judge.selection import subgraph_key, subgraph_of
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.guard import price_file
-from trtopt.pipeline.improve import repaired
+from trtopt.pipeline.plan_runner import repaired
 from trtopt.precision.fp16.borders import grown
 from trtopt.precision.fp16.network_io import parse_io
 from trtopt.precision.fp16.repair import Damage, Repaired, alone, widened

@@ -255,12 +255,12 @@ class _Writer:
             if tensor is None:
                 raise ValueError(f"initializer {value.name} has no value")
             name = self._names.value(f"{value.name}_{narrow.name}")
-            stored = _stored(tensor.numpy(), narrow)
+            array = stored(tensor.numpy(), narrow)
             found = ir.Value(
                 name=name,
                 shape=value.shape,
                 type=ir.TensorType(narrow.dtype),
-                const_value=ir.Tensor(stored, name=name, dtype=narrow.dtype),
+                const_value=ir.Tensor(array, name=name, dtype=narrow.dtype),
             )
             self._graph.register_initializer(found)
             self._weights[value, narrow] = found
@@ -313,12 +313,12 @@ class _Writer:
 
 
 @once_per_array
-def _stored(exact: np.ndarray, narrow: NarrowType) -> np.ndarray:
-    """A weight as it is stored."""
-    stored = narrow.saturate(exact)
-    if stored.size == 1 and not stored.any() and exact.any():  # an epsilon stays above zero
-        return np.full_like(stored, np.copysign(ml_dtypes.finfo(stored.dtype).smallest_subnormal, exact))
-    return stored
+def stored(exact: np.ndarray, narrow: NarrowType) -> np.ndarray:
+    """A weight as a 16-bit type stores it."""
+    array = narrow.saturate(exact)
+    if array.size == 1 and not array.any() and exact.any():  # an epsilon stays above zero
+        return np.full_like(array, np.copysign(ml_dtypes.finfo(array.dtype).smallest_subnormal, exact))
+    return array
 
 
 def _dtype(narrow: NarrowType | None) -> ir.DataType:

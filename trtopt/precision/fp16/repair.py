@@ -8,8 +8,8 @@ Two searches find the nodes. *Leave one in*: roundings are independent of each o
 noise of a group of nodes is that of the network in which these alone are 16-bit. Groups are halved, the worst first,
 until what is left is small enough. *Leave one out*: some errors only appear jointly, such as a small energy that is
 rounded away and the logarithm of what is left. Where the first search gives up with many nodes in FP32, the second
-finds the shortest stretch of the graph that has to be, by halving from either end, and leaves out of it what the
-outputs do not need.
+finds the shortest stretch of the graph that has to be, by halving from either end. What the outputs do not need is left
+out of what either has found.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ SMALLEST_SQNR_DB = 40.0
 MOST_EVALUATIONS = 64
 """Plans tried at most: a few culprits in a network of a thousand nodes take 20 to 40."""
 
-_MOST_LEFT_OUT = 24
+MOST_LEFT_OUT = 96
 """Parts of a set that are tried in 16 bits again."""
 
 _FEW, _PART = 16, 0.05
 """A number and a share of the nodes; where more go back, the second search looks for fewer."""
 
 _SHARE = 0.5
-"""Of the noise allowed, what the groups left in 16 bits may add up to: the sum is an estimate."""
+"""What the groups left in 16 bits may add up to the next time, of what would be allowed if the sum were exact."""
 
 _JOINT = 1000.0
 """Noise of groups together over the sum of their noise: at most their number where errors add up as amplitudes do;
@@ -111,9 +111,10 @@ def repair(
     """Put nodes back to FP32 until ``damage_of`` the plan is allowed.
 
     Costs one evaluation when it is allowed from the start. The first search ends after about ``most`` evaluations, with
-    whole groups in FP32 where there was no time to look into them; the second takes up to 24, and twice the logarithm
-    of the number of nodes. Of what they find, the fewest nodes go back, and the result is never worse than the plan
-    given. What the plan quantizes is left out while 16-bit types are judged.
+    whole groups in FP32 where there was no time to look into them; the second takes twice the logarithm of the number
+    of nodes. Up to :data:`MOST_LEFT_OUT` more for each of the two leave out what is not needed. Of what they find, the
+    fewest nodes go back, and the result is never worse than the plan given. What the plan quantizes is left out while
+    16-bit types are judged.
     """
     search = _Search(base, plan, damage_of, most)
     before = search.damage(())
@@ -124,8 +125,7 @@ def repair(
         return Repaired(plan, before, before)
     sets = [search.back]
     if search.gave_up and after.is_allowed and len(search.back) > max(_FEW, _PART * len(search.nodes)):
-        sets = sorted([*sets, search.stretch(before)], key=len)
-        sets[0] = search.without_spare(sets[0])
+        sets = sorted((search.without_spare(back) for back in (search.back, search.stretch(before))), key=len)
     first, *others = (widened(base, plan, back) for back in sets)
     fallbacks = {name: reason for name, reason in first.wide.items() if name not in plan.wide}
     return Repaired(first, before, search.damage(sets[0]), fallbacks, tuple(others))
@@ -188,7 +188,7 @@ class _Search:
     def run(self, before: Damage) -> Damage:
         """Fill ``back``; the damage that is left."""
         self._push(0, self.nodes, before)
-        target, after = _SHARE, before
+        target, after = 1.0, before
         while self._groups:
             most = _JUMPS * before.excess if before.sqnr_db > _SMALL_DB else math.inf
             self._reduce(target, most)
@@ -237,7 +237,7 @@ class _Search:
 
     def without_spare(self, back: Mapping[str, str]) -> dict[str, str]:
         """A set of nodes without the parts that are not needed beside the others: halves, quarters, and so on."""
-        names, size, left = list(back), len(back) // 2, _MOST_LEFT_OUT
+        names, size, left = list(back), len(back) // 2, MOST_LEFT_OUT
         while size:
             start = 0
             while start < len(names) and left:

@@ -16,6 +16,10 @@ from trtopt.images.labels import Labels
 from trtopt.precision.observe.feeds import LABELS, Sample, SampleGroup
 
 _Feeds = TypeVar("_Feeds", bound=Mapping[str, np.ndarray])
+_T = TypeVar("_T")
+
+_MOST_BYTES = 1 << 28
+"""Of samples that are held, and of reference outputs."""
 
 
 @dataclass(frozen=True)
@@ -289,3 +293,13 @@ def _join_labels(parts: Sequence[np.ndarray | None], where: str) -> np.ndarray |
             remedy="give labels of one shape for every sample, or for none",
         )
     return np.concatenate(found)
+
+
+def bounded(items: Iterable[_T], arrays: Callable[[_T], Iterable[np.ndarray]]) -> Iterator[_T]:
+    """Items, one at least, until their arrays fill 256 MiB."""
+    held = 0
+    for item in items:
+        yield item
+        held += sum(array.nbytes for array in arrays(item))
+        if held > _MOST_BYTES:
+            return
