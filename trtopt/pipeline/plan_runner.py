@@ -36,9 +36,8 @@ _SELECTIONS = frozenset(
 _MOST_SAMPLES, _FEW = 8, 2
 """Samples that the result of a repair is checked on, and those that its search runs, up to 280 times."""
 
-_MARGIN_DB, _MOST_MARGIN_DB = 0.5, 3.0
-"""Decibels that the search keeps above the bound, for the samples that it does not see; so many more as these lack
-where they are not enough."""
+_MARGIN_DB = 0.5
+"""Decibels that the search keeps above the bound, for the samples that it does not see."""
 
 _SHOWS = 0.1
 """Share of the elements of an output behind a selection that more exact ranks have to put right."""
@@ -95,23 +94,28 @@ def repaired(
 
 
 def _repaired(base: ir.Model, plan: PrecisionPlan, runner: PlanRunner) -> Repaired:
-    """The search on the worst samples, which costs a third; on all of them where these do not bear what it finds."""
+    """The search on two samples, which costs a quarter; from what it finds on, on the two that are worst with it; then
+    on all."""
     before = runner(plan)
     if before.is_allowed or not runner.can_gain(plan, before):
         return Repaired(plan, before, before)
-    every = runner.stricter(_MARGIN_DB)
-    worst, margin_db = runner.on_worst(plan, before) if runner.count > _FEW else None, _MARGIN_DB
-    while worst is not None and margin_db < _MOST_MARGIN_DB:
-        few = worst.stricter(margin_db)
-        found = repair(base, plan, few)
-        if found.plan is plan:
+    now, after, few = plan, before, runner.on(range(runner.count)[:_FEW])
+    for _ in range(2 if runner.count > _FEW else 0):
+        found = repair(base, now, few)
+        if found.plan is plan and not found.before.is_allowed:
             return Repaired(plan, before, before)
-        after = runner(found.plan)
+        now, after = found.plan, runner(found.plan)
         if after.is_allowed:
-            others = tuple(other for other in found.others if runner(other).is_allowed)
-            return replace(found, before=before, after=after, others=others, few=few, all=every)
-        margin_db += _MARGIN_DB + 10 * math.log10(after.excess)
-    return replace(repair(base, plan, runner), few=every, all=every)
+            break
+        few = runner.on_worst(now, after)
+    if not after.is_allowed:
+        found = repair(base, now, runner)
+        if not found.after.is_allowed and now is not plan:
+            found = repair(base, plan, runner)
+    others = tuple(other for other in found.others if runner(other).is_allowed)
+    fallbacks = {name: reason for name, reason in found.plan.wide.items() if name not in plan.wide}
+    every = runner.on(range(runner.count))
+    return Repaired(found.plan, before, runner(found.plan), fallbacks, others, few, every)
 
 
 class _Emulations:
@@ -168,26 +172,21 @@ class PlanRunner:
         """How many samples it runs."""
         return len(self._expected)
 
-    def on_worst(self, plan: PrecisionPlan, damage: Damage) -> PlanRunner:
-        """The same on the few samples that ``plan`` does most damage to, with a bound that it misses there by as much
-        as by ``damage``, which is that to all of them."""
-        each = [self._on([sample])(plan).excess for sample in self._expected]
-        worst = sorted(range(self.count), key=lambda index: -each[index])[:_FEW]
-        found = self._on([self._expected[index] for index in sorted(worst)])
-        there = found(plan)
-        if there.excess > 0 and math.isfinite(there.excess) and math.isfinite(damage.excess):
-            found._bound += 10 * math.log10(damage.excess / there.excess)
-        return found
-
-    def stricter(self, margin_db: float) -> PlanRunner:
-        """The same with a bound that is so many dB higher."""
-        found = self._on(self._expected)
-        found._bound += margin_db
-        return found
-
-    def _on(self, expected: list[tuple[Feeds, list[np.ndarray]]]) -> PlanRunner:
+    def on(self, samples: Iterable[int]) -> PlanRunner:
+        """The same on a few samples only, with a bound that the others should bear too."""
         found = copy.copy(self)
-        found._expected = expected
+        found._expected = [self._expected[index] for index in samples]
+        found._bound += _MARGIN_DB
+        return found
+
+    def on_worst(self, plan: PrecisionPlan, damage: Damage) -> PlanRunner:
+        """The same on the samples that ``plan`` does most damage to, with a bound that it misses there by as much as it
+        does with all of them, by ``damage``."""
+        each = [self.on([index])(plan).excess for index in range(self.count)]
+        found = self.on(sorted(range(self.count), key=lambda index: -each[index])[:_FEW])
+        there = found(plan).excess
+        if 0 < there < math.inf and damage.excess < math.inf:
+            found._bound += 10 * math.log10(damage.excess / there) + _MARGIN_DB
         return found
 
     def __call__(self, plan: PrecisionPlan) -> Damage:
