@@ -104,6 +104,8 @@ def _repaired(base: ir.Model, plan: PrecisionPlan, runner: PlanRunner) -> Repair
     while worst is not None and margin_db < _MOST_MARGIN_DB:
         few = worst.stricter(margin_db)
         found = repair(base, plan, few)
+        if found.before.is_allowed:  # outputs that are zero have no signal that noise is held against
+            break
         if found.plan is plan:
             return Repaired(plan, before, before)
         after = runner(found.plan)
@@ -191,7 +193,8 @@ class PlanRunner:
         return found
 
     def __call__(self, plan: PrecisionPlan) -> Damage:
-        """What ``plan`` does to the outputs."""
+        """What the 16-bit part of ``plan`` does to the outputs."""
+        plan = replace(plan, quantized=(), rounded={}, bias={})
         sums = [Accumulator(least=item.least) for item in self._watched]
         for expected, outputs in self._emulations.runs(plan, self._expected):
             for item, total, reference, output in zip(self._watched, sums, expected, outputs, strict=True):
