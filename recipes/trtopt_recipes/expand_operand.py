@@ -230,7 +230,8 @@ def _carried(
         return frozenset(stay[axis] for axis in axes) if len(stay) == len(dims) else None
     if node.op_type != "Reshape":  # over what is behind an axis
         first = edit.int_attribute(node, "axis", -1) % max(len(dims), 1)
-        return axes if max(axes) < first else None
+        short = all(value is None or len(value.shape or dims) < len(dims) - max(axes) for value in node.inputs[1:])
+        return axes if max(axes) < first and short else None
     asked, last = edit.constant_of(edit.input_of(node, 1)), max(axes) + 1
     if asked is None or made is None or tuple(made[:last]) != tuple(dims[:last]):
         return None

@@ -170,4 +170,10 @@ CASES: tuple[Case, ...] = (
         f"{FEW} b = Greater(e, z) c = Where(b, e, z) y = Add(c, x)",
         values={"z": np.zeros((1,), np.float32)},
     ),
+    case(
+        "factor-for-each-of-the-batch",
+        f"{FEW} f = LayerNormalization(e, z) y = Add(f, x)",
+        io="g (float[N, S, 8] x, float[N, 1, 8] z) => (float[N, S, 8] y)",
+        changes=0,
+    ),
 )
