@@ -26,7 +26,7 @@ class Einsum:
         becomes the second operand.
     Requires:
         Floating point; an equation with an arrow and without an ellipsis or a letter twice in an operand; summed axes
-        that are provably as long in both; shapes of which one size at most has to be computed.
+        that are provably as long in both; no axis of size 0; shapes of which one size at most has to be computed.
     Why faster:
         Nothing by itself: the compiler does the same. Recipes for attention and for products, 8 bits and the compiler's
         own fusions of biases look for MatMul (XLNet of three
@@ -122,6 +122,8 @@ def _sizes_of(operands: Iterable[tuple[ir.Value, str]], summed: str) -> tuple[_S
         for letter, dim in zip(axes, shape, strict=True):
             dims.setdefault(letter, []).append(dim)
     unlike = [letter for letter, found in dims.items() if len(set(found)) > 1 or (None in found and len(found) > 1)]
+    if any(0 in found for found in dims.values()):
+        return {}, "an axis is empty"
     if any(letter in summed or any(isinstance(dim, int) for dim in dims[letter]) for letter in unlike):
         return {}, "an axis is not known to be as long in both operands"
     return {letter: found[0] if isinstance(found[0], int) else None for letter, found in dims.items()}, ""

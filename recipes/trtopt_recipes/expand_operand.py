@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +20,8 @@ _ENTRYWISE = frozenset(
 _CARRYING = frozenset("Concat LayerNormalization Reshape Softmax Transpose Unsqueeze".split())
 _MATRIX, _AXES = 2, 13
 """The rank of a matrix, and the opset from which on the axes of Unsqueeze are an input."""
-_DEPTH = 16
-"""Operators followed behind an Expand."""
+_DEPTH, _PASSES = 16, 4
+"""Operators followed behind an Expand, and how often what else of them becomes short is looked at."""
 
 
 @dataclass(frozen=True)
@@ -119,23 +119,34 @@ def _is_dropped(known: Dimensions, node: ir.Node) -> bool:
         return False
     before = (*[1] * (len(after) - len(before)), *before)
     axes = {axis for axis, (one, other) in enumerate(zip(before, after, strict=True)) if one != other}
-    readers = _Readers(known)
-    return (
-        edit.can_replace(made, source) and readers.need_not(made, frozenset(axes), _DEPTH) and readers.join_the_same()
-    )
+    short: dict[ir.Value, frozenset[int]] | None = {}
+    for _ in range(_PASSES if edit.can_replace(made, source) else 0):
+        readers = _Readers(known, short or {})
+        if not readers.need_not(made, frozenset(axes), _DEPTH) or not readers.join_the_same():
+            return False
+        before_it, short = short, readers.short
+        if short is None or short == before_it:
+            return short is not None
+    return False
 
 
 class _Readers:
-    """What the readers of a value need of it."""
+    """What the readers of a value need of it, where values beside it have the size 1 along ``short`` axes too."""
 
-    def __init__(self, known: Dimensions) -> None:
-        self._known = known
+    def __init__(self, known: Dimensions, short: Mapping[ir.Value, frozenset[int]]) -> None:
+        self._known, self._short = known, short
         self._answers: dict[tuple[ir.Value, frozenset[int]], bool] = {}
         self._joined: dict[ir.Node, dict[int, frozenset[int]]] = {}
 
     def join_the_same(self) -> bool:
         """Whether each Concat that was met joins what may have the size 1 along the same axes, and nothing else."""
         return all(len(met) == len(node.inputs) and len(set(met.values())) == 1 for node, met in self._joined.items())
+
+    @property
+    def short(self) -> dict[ir.Value, frozenset[int]] | None:
+        """What was asked about, with the axes; None where one value is short in two ways."""
+        found = dict(self._answers.keys())
+        return found if len(found) == len(self._answers) else None
 
     def need_not(self, value: ir.Value, axes: frozenset[int], depth: int) -> bool:
         """Whether ``value`` may have the size 1 along ``axes``, where it repeats itself."""
@@ -172,7 +183,7 @@ class _Readers:
             return carried is not None and self.need_not(made, carried, depth - 1)
         if node.op_type not in edit.BROADCAST:
             return False
-        others = [self._known.of(other) for other in node.inputs if other is not value]
+        others = [self._beside(other) for other in node.inputs if other is not value]
         if any(other is None or len(other) > len(dims) for other in others):
             return False
         left = set()
@@ -185,9 +196,14 @@ class _Readers:
             left.add(axis)
         return self.need_not(made, frozenset(left), depth - 1)
 
+    def _beside(self, value: ir.Value | None) -> tuple[Dim, ...] | None:
+        """The dimensions of another operand, which may become short with the one in question."""
+        dims, short = self._known.of(value), self._short.get(value, ()) if value is not None else ()
+        return dims if dims is None else tuple(1 if axis in short else dim for axis, dim in enumerate(dims))
+
     def _multiplies(self, node: ir.Node, index: int, axes: frozenset[int], depth: int) -> bool:
         """Whether an operand of a product may have the size 1 along ``axes``, none of which is summed."""
-        dims, other = (self._known.of(node.inputs[at]) for at in (index, 1 - index))
+        dims, other = self._known.of(node.inputs[index]), self._beside(node.inputs[1 - index])
         rank = min(len(dims or ()), len(other or ()))
         if dims is None or other is None or rank < _MATRIX or node.inputs[0] is node.inputs[1]:
             return False
@@ -214,7 +230,8 @@ def _carried(
         return frozenset(stay[axis] for axis in axes) if len(stay) == len(dims) else None
     if node.op_type != "Reshape":  # over what is behind an axis
         first = edit.int_attribute(node, "axis", -1) % max(len(dims), 1)
-        return axes if max(axes) < first else None
+        short = all(value is None or len(value.shape or dims) < len(dims) - max(axes) for value in node.inputs[1:])
+        return axes if max(axes) < first and short else None
     asked, last = edit.constant_of(edit.input_of(node, 1)), max(axes) + 1
     if asked is None or made is None or tuple(made[:last]) != tuple(dims[:last]):
         return None

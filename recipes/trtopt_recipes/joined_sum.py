@@ -16,6 +16,9 @@ from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 _OPSET = 10
 """From which on the bounds of Slice are inputs."""
 
+_MOST = 64
+"""Pieces that are added up: lengths of 2 and 20000 would be ten thousand."""
+
 
 @dataclass(frozen=True)
 class JoinedSum:
@@ -26,7 +29,8 @@ class JoinedSum:
         or cut into pieces of p, where it is a multiple; also where they are stacked on an axis of their own before the
         last, and both are merged.
     Requires:
-        Parts of lengths with a common factor along the last axis, and weights as long as all together: both known.
+        Parts of lengths with a common factor along the last axis, 64 pieces of it at most, and weights as long as all
+        together: both known.
         Nothing between is used elsewhere or is a graph output.
     Why faster:
         What is joined is written and read again, and it is as many times larger as there are levels and points. The
@@ -92,7 +96,7 @@ def _sum(node: ir.Node) -> _Sum | None:
         parts, between = _parts(joined)
         lengths = [size for size in (_dims(part)[-1] for part in parts) if isinstance(size, int)]
         ends, length = {_dims(each)[-1:] for each in (joined, weights)}, math.gcd(*lengths)
-        known = len(parts) == len(lengths) > 1 and ends == {(sum(lengths),)}
+        known = len(parts) == len(lengths) > 1 and ends == {(sum(lengths),)} and sum(lengths) <= _MOST * length
         if known and weights is not None and (length > 1 or set(lengths) == {1}):
             return _Sum(parts, weights, length, (product, *between))
     return None

@@ -40,6 +40,7 @@ CASES: tuple[Case, ...] = (
     case("summed-alone", "bij,jk->bk", ("N, 3, 4", "4, 5", "N, 5"), changes=0, refusals=1),
     case("diagonal", "bii,ij->bj", ("N, 4, 4", "4, 5", "N, 5"), changes=0, refusals=1),
     case("ellipsis", "...i,ij->...j", ("N, 3, 4", "4, 5", "N, 3, 5"), changes=0, refusals=1),
+    case("empty-axis", "bai,aic->bc", ("N, 2, 0", "2, 0, 3", "N, 3"), changes=0, refusals=1),
     case("without-an-arrow", "ij,jk", ("N, 4", "4, 5", "N, 5"), changes=0, refusals=1),
     case("broadcast", "bij,bjk->bik", ("2, 3, 4", "1, 4, 5", "2, 3, 5"), changes=0, refusals=1),
     Case(

@@ -9,6 +9,7 @@ IO = "g (float[N, S, 8] x) => (float[N, S, 8] y)"
 CONSTANTS = "int64 i0 = {0}, int64[1] a = {0}, int64[1] one = {1}, int64[1] d8 = {8}, int64[1] less = {-1}"
 BATCH = "s = Shape(x) d0 = Gather(s, i0) n = Unsqueeze(d0, a)"
 WIDE = "p = Shape <end = 1> (x) h = Concat <axis = 0> (p, six, d8) e = Expand(w, h)"
+FEW = "n = Shape <end = 1> (x) h = Concat <axis = 0> (n, one, d8) e = Expand(w, h)"
 ROWS = f"{BATCH} h = Concat <axis = 0> (n, one, d8) e = Expand(w, h)"
 
 
@@ -151,5 +152,28 @@ CASES: tuple[Case, ...] = (
         io="g (float[N, 6, 8] x) => (float[N, 6, 8] y)",
         constants="int64[1] six = {6}",
         weights={"w": (6, 8)},
+    ),
+    case("both-operands", f"{FEW} p = Exp(e) q = Sin(e) r = Add(p, q) y = Concat <axis = 1> (r, x)", changes=0),
+    case(
+        "both-operands-of-a-product",
+        f"{FEW} p = Exp(e) q = Transpose <perm = [0, 2, 1]> (e) r = MatMul(q, p) y = Concat <axis = 1> (r, x)",
+        changes=0,
+    ),
+    case(
+        "condition-and-choice",
+        f"{FEW} b = Greater(e, z) c = Where(b, e, z) y = Concat <axis = 1> (c, x)",
+        changes=0,
+        values={"z": np.zeros((1,), np.float32)},
+    ),
+    case(
+        "condition-and-choice-added",
+        f"{FEW} b = Greater(e, z) c = Where(b, e, z) y = Add(c, x)",
+        values={"z": np.zeros((1,), np.float32)},
+    ),
+    case(
+        "factor-for-each-of-the-batch",
+        f"{FEW} f = LayerNormalization(e, z) y = Add(f, x)",
+        io="g (float[N, S, 8] x, float[N, 1, 8] z) => (float[N, S, 8] y)",
+        changes=0,
     ),
 )

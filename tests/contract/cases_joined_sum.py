@@ -42,6 +42,12 @@ CASES: tuple[Case, ...] = (
         changes=0,
     ),
     case(
+        "many-pieces",
+        f"{JOIN} m = Mul(j, w) {SUM}",
+        inputs="g (float[N, 5, 2] a, float[N, 5, 2000] b, float[N, 5, 4002] w) => (float[N, 5] y)",
+        changes=0,
+    ),
+    case(
         "one-weight",
         f"{JOIN} m = Mul(j, w) {SUM}",
         inputs="g (float[N, 5, 4] a, float[N, 5, 4] b, float[N, 5, 1] w) => (float[N, 5] y)",

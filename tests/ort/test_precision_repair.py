@@ -297,6 +297,17 @@ def test_the_16_bit_part_of_an_int8_plan_is_repaired_and_its_int8_stays() -> Non
     assert found.plan.quantized == (op,) and set(found.fallbacks) == {"a", "d"}
 
 
+def test_the_noise_of_8_bits_puts_nothing_back() -> None:
+    feeds = [{"x": normal(1, 64, seed=seed)} for seed in range(6)]
+    base = network(
+        f"{ROWS.replace('4,', '1,')} {{ h = MatMul(x, w) r = Relu(h) k = MatMul(r, w) y = Relu(k) }}",
+        {"w": normal(64, 64, scale=0.1)},
+    )
+    plan, _ = planned(base, feeds)
+    ops = QuantizedOp("h", "x", 4.0, None, "max"), QuantizedOp("k", "r", 4.0, None, "max")
+    assert not repaired(base, PrecisionPlan(Precision.INT8, FP16, plan.wide, ops), feeds).fallbacks
+
+
 SELECTED = """(float[1,8,64] b, float[1,64] s) => (float[1,4] v, float[1,8,4] y) {
     p = Mul(s, one) q = Add(p, o) v, i = TopK <axis = 1> (q, k) j = Squeeze(i, zero) y = Gather <axis = 2> (b, j) }"""
 
@@ -374,3 +385,15 @@ def test_what_only_later_samples_show_goes_back_too() -> None:
     found, _ = counted(base, planned(base, feeds)[0], feeds)
     assert found.after.is_allowed
     assert all(found.fallbacks.keys() & chain for chain in ({"a", "m", "d"}, {"b", "n", "e"}))
+
+
+def test_what_only_outputs_of_zero_show_goes_back_too() -> None:
+    """A sample whose outputs are zero has no signal: beside the others its noise counts, by itself it does not."""
+    base = network(
+        """(float[1,64] x) => (float[1,64] y) { n = Neg(x) r = Relu(n) a = Sub(one, r) b = Sub(one, a) c = Sub(b, k)
+        e = Relu(c) f = Mul(e, big) s = Sign(x) p = Relu(s) y = Add(p, f) }""",
+        {"one": np.float32(1), "k": np.float32(0.00041), "big": np.float32(1e4)},
+    )
+    feeds = [{"x": np.full((1, 64), number, "f4")} for number in (1, 2, -0.0004)]
+    found = repaired(base, PrecisionPlan(Precision.FP16, FP16), feeds)
+    assert not found.before.is_allowed and found.after.is_allowed and found.fallbacks

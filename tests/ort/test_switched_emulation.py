@@ -28,6 +28,8 @@ from trtopt.support.precision import Precision
 EDGES = {
     "fills": """(float[2,3] x) => (float[2,3] y) { s = Shape (x)
         f = ConstantOfShape <value: tensor = float[1] {-3.4e38}> (s) a = Add (x, x) y = Max (a, f) }""",
+    "infinite fills": """(float[2,3] x) => (float[2,3] y, float[2,3] f) { s = Shape (x)
+        f = ConstantOfShape <value: tensor = float[1] {-inf}> (s) y = Max (x, f) }""",
     "overflow": """(float[2,3] x) => (float[2,3] y, float[2,3] z) {
         a = Exp (x) b = Mul (a, a) y = Mul (b, b) z = Neg (y) }""",
     "several outputs": """(float[2,4] x) => (float[2,1] y, float[2,3] p, int64[2,1] i) { e = Exp (x)

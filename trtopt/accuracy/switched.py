@@ -111,7 +111,7 @@ class _Writer:
             node.domain,
             node.op_type,
             inputs,
-            node.attributes.values(),
+            node.attributes.values() if kind is None else _attributes(node, kind),
             version=node.version,
             num_outputs=len(node.outputs),
             name=self._names.node(f"{node.name}/inner"),
@@ -121,7 +121,7 @@ class _Writer:
             inner.name = self._names.value(f"{value.name}/inner") if value.name else ""
             inner.type, inner.shape = value.type, value.shape
             if kind is not None and form is not None and _rounds(node, index, form, narrowed):
-                behind += self._round(inner, kind, saturate=node.op_type == "ConstantOfShape")
+                behind += self._round(inner, kind)
                 inner = behind[-1].outputs[0]
             results += [inner] if value.name else []
         return ir.Graph([], results, nodes=[*before, copy, *behind], name=self._names.node(f"{node.name}/branch"))
@@ -136,24 +136,26 @@ class _Writer:
             self._weights[value, kind] = edit.add_initializer(self._graph, name, rounded)
         return self._weights[value, kind]
 
-    def _round(self, value: ir.Value, kind: NarrowType, *, saturate: bool = False) -> list[ir.Node]:
+    def _round(self, value: ir.Value, kind: NarrowType) -> list[ir.Node]:
         """Nodes the last of which gives ``value`` as ``kind`` holds it."""
         chain: list[ir.Node] = []
-        if saturate:
-            limits = [np.array(sign * kind.largest, np.float32) for sign in (-1, 1)]
-            bounds = [edit.add_initializer(self._graph, self._names.value("largest"), limit) for limit in limits]
-            name = self._names.value(f"{value.name}/clipped")
-            chain.append(edit.new_node("Clip", [value, *bounds], name=name, output=name, like=value))
         for dtype in (kind.dtype, _FLOAT):
             source = chain[-1].outputs[0] if chain else value
             chain.append(edit.cast_node(source, dtype, self._names, self._names.value(f"{value.name}/rounded")))
         return chain
 
 
+def _attributes(node: ir.Node, kind: NarrowType) -> list[ir.Attr]:
+    """The attributes of a node in 16 bits: what a ConstantOfShape fills with is stored in them."""
+    fill = node.attributes.get("value")
+    if not edit.is_op(node, "ConstantOfShape") or fill is None or node.outputs[0].dtype is not _FLOAT:
+        return list(node.attributes.values())
+    return [ir.AttrTensor("value", ir.tensor(kind.saturate(fill.as_tensor().numpy()).astype(np.float32)))]
+
+
 def _rounds(node: ir.Node, index: int, form: FloatForm, narrowed: set[str]) -> bool:
     """Whether an output of a node in 16 bits is one, as ``cast_to_half`` decides, and may need more."""
     variable, fits = form.output(index)
-    fills = node.op_type == "ConstantOfShape"
-    is_narrow = fits and (fills or variable in narrowed or TYPE_ATTRIBUTES.get(node.op_type, "") in node.attributes)
-    is_exact = node.op_type in EXACT_OPS and node.domain == "" and not fills
+    is_narrow = fits and (variable in narrowed or TYPE_ATTRIBUTES.get(node.op_type, "") in node.attributes)
+    is_exact = node.op_type in EXACT_OPS and node.domain == ""
     return is_narrow and not is_exact and node.outputs[index].dtype is _FLOAT and bool(node.outputs[index].name)

@@ -34,7 +34,10 @@ _SELECTIONS = frozenset(
 """Operators whose result jumps: two scores that rounding makes equal change places, and what is behind them with it."""
 
 _MOST_SAMPLES, _FEW = 8, 2
-"""Samples that the result of a repair is checked on, and those that its search runs, up to 280 times."""
+"""Samples that the result of a repair is checked on, and those that its searches run."""
+
+_ROUNDS = 4
+"""Searches on a few samples, each of which goes on from what the one before has found."""
 
 _MARGIN_DB = 0.5
 """Decibels that the search keeps above the bound, for the samples that it does not see."""
@@ -100,7 +103,7 @@ def _repaired(base: ir.Model, plan: PrecisionPlan, runner: PlanRunner) -> Repair
     if before.is_allowed or not runner.can_gain(plan, before):
         return Repaired(plan, before, before)
     now, after, few = plan, before, runner.on(range(runner.count)[:_FEW])
-    for _ in range(2 if runner.count > _FEW else 0):
+    for _ in range(_ROUNDS if runner.count > _FEW else 0):
         found = repair(base, now, few)
         if found.plan is plan and not found.before.is_allowed:
             return Repaired(plan, before, before)
@@ -190,7 +193,8 @@ class PlanRunner:
         return found
 
     def __call__(self, plan: PrecisionPlan) -> Damage:
-        """What ``plan`` does to the outputs."""
+        """What the 16-bit part of ``plan`` does to the outputs."""
+        plan = replace(plan, quantized=(), rounded={}, bias={})
         sums = [Accumulator(least=item.least) for item in self._watched]
         for expected, outputs in self._emulations.runs(plan, self._expected):
             for item, total, reference, output in zip(self._watched, sums, expected, outputs, strict=True):
