@@ -37,7 +37,7 @@ TESTS = (
     *(f"tests/ort/test_{name}.py" for name in ("fold_cases", "serve", "run_limit", "isolate")),
     "tests/cli/test_matrix.py",
 )
-TOOLS = ("pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6", "pyyaml>=6", "scikit-learn>=1.4")
+TOOLS = ("pytest>=9", "pytest-xdist>=3.6", "hypothesis>=6", "pyyaml>=6", "scikit-learn>=1.4")
 _BOUND = re.compile(r"([\w.-]+)(?:\[[\w,]+\])?>=([\w.]+)")
 
 

@@ -105,8 +105,10 @@ def _repaired(base: ir.Model, plan: PrecisionPlan, runner: PlanRunner) -> Repair
     now, after, few = plan, before, runner.on(range(runner.count)[:_FEW])
     for _ in range(_ROUNDS if runner.count > _FEW else 0):
         found = repair(base, now, few)
-        if found.plan is plan and not found.before.is_allowed:
-            return Repaired(plan, before, before)
+        if found.plan is now and not found.before.is_allowed:
+            if now is plan:
+                return Repaired(plan, before, before)
+            break
         now, after = found.plan, runner(found.plan)
         if after.is_allowed:
             break
