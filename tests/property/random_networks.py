@@ -12,6 +12,7 @@ from odd_parts import ODD_PARTS
 from token_parts import (
     TOKEN_PARTS,
     adapted,
+    contracted,
     last_axes,
     layer_norm,
     linear,
@@ -34,7 +35,8 @@ _MOST_ELEMENTS = 20_000
 _RARE_EVERY = 20
 _CYCLE = (stacked, normalized_attention, repeated_bias, waves_to_pixels, excited, mixer, excited)
 RARE_PARTS = (
-    *_CYCLE, *_CYCLE[:6], adapted, adapted, adapted, mixer, mixer, waves_to_pixels, *(vocabulary,) * 4
+    *_CYCLE, *_CYCLE[:6], adapted, adapted, adapted, mixer, mixer, waves_to_pixels, *(vocabulary,) * 4,
+    *(contracted,) * 3,
 )  # fmt: skip
 
 

@@ -297,3 +297,19 @@ def vocabulary(b: NetBuilder, x: Value) -> Value:
     """Scores over an odd number of words, and the mean of what stands for them."""
     scores = linear(b, x, 2 * b.size(1024, 1100) + 1, bias=b.chance())
     return linear(b, b.op("Softmax", [scores.name], scores.shape, axis=-1), x.width)
+
+
+def contracted(b: NetBuilder, x: Value) -> Value:
+    """Projections as Einsum, BatchNormalization of tokens, a column of zeros beside scores, a sum of joined tensors."""
+    n, tokens, _ = x.shape
+    heads = b.op("Einsum", [x.name, b.weight((x.width, 2, 4), x.width)], (n, tokens, 2, 4), equation="bsd,dhe->bshe")
+    y = b.transpose(b.unary("Tanh", b.reshape(heads, n, tokens, 8)), 0, 2, 1)
+    statistics = [b.vector((8,)), b.vector((8,)), b.vector((8,)), b.vector((8,), positive=True)]
+    y = b.transpose(b.op("BatchNormalization", [y.name, *statistics], y.shape), 0, 2, 1)
+    scores = b.op("MatMul", [y.name, b.transpose(y, 0, 2, 1).name], (n, tokens, tokens))
+    scores = b.op("Pad", [scores.name, b.ints(0, 0, 1, 0, 0, 0)], (n, tokens, x.dim(1) + 1))
+    first, second = b.unary("Sin", y), b.unary("Sigmoid", y)
+    joined = b.op("Concat", [first.name, second.name], (n, tokens, 16), axis=-1)
+    summed = b.reduce("ReduceSum", b.binary("Mul", joined, b.vector((16,))), (-1,), keep=True)
+    y = b.op("Concat", [scores.name, summed.name], (n, tokens, x.dim(1) + 2), axis=-1)
+    return linear(b, y, x.width)
