@@ -207,3 +207,27 @@ def test_an_analysis_compiles_what_a_build_would(detector: Path) -> None:
     assert len(level.layers) >= 4
     assert "NonMaxSuppression" not in {node.op_type for node in all_nodes(level.model.graph)}
     assert any("cut in two" in text for text in clock.warnings)
+
+
+def test_bags_that_pytorch_exports_as_a_loop_are_compiled(tmp_path: Path) -> None:
+    """Both exporters, a dynamic number of bags; nothing is left to the host."""
+    torch = pytest.importorskip("torch", reason="exports a module")
+    pytest.importorskip("onnxscript", reason="exports a module")
+    net = torch.nn.Sequential(torch.nn.EmbeddingBag(20, 8, mode="mean"), torch.nn.Linear(8, 4)).eval()
+    ids = torch.randint(0, 20, (6, 3))
+    batch = torch.export.Dim("batch", min=1, max=16)
+    torch.onnx.export(net, (ids,), tmp_path / "graph.onnx", dynamo=True, dynamic_shapes=({0: batch},))
+    torch.onnx.export(
+        net, (ids,), tmp_path / "script.onnx", dynamo=False, input_names=["input"], dynamic_axes={"input": {0: "batch"}}
+    )
+    for name in ("graph", "script"):
+        shapes = {limit: {"input": (size, 3)} for limit, size in zip(("min", "opt", "max"), (1, 6, 12), strict=True)}
+        report = trtopt.build(
+            tmp_path / f"{name}.onnx",
+            precision="fp32",
+            **{f"{limit}_shapes": each for limit, each in shapes.items()},
+            save_onnx=str(tmp_path / "made.onnx"),
+        )
+        assert report.host is None and report.engine is not None
+        found = run_file(tmp_path / "made.onnx", {"input": ids.numpy()})
+        np.testing.assert_allclose(next(iter(found.values())), net(ids).detach().numpy(), atol=1e-5)

@@ -377,10 +377,12 @@ def _gemm(known: Dimensions, node: ir.Node) -> _Found:
 
 
 def _range(known: Dimensions, node: ir.Node) -> _Found:
-    """From 0 to a dimension in steps of 1."""
+    """From 0 to a dimension in steps that divide it."""
     start, limit, step = (known.held(value) for value in node.inputs)
-    fits = start == (0,) and step == (1,) and limit is not None and len(limit) == 1
-    return list(limit) if fits and limit and limit[0] is not None and known.is_natural(limit[0]) else None
+    if start != (0,) or not step or not limit or limit[0] is None or not known.is_natural(limit[0]):
+        return None
+    (number, names), by = factors_of((limit[0],)), step[0]
+    return [product_of(number // by, names)] if isinstance(by, int) and by > 0 and number % by == 0 else None
 
 
 def _read_shape(known: Dimensions, node: ir.Node) -> _Found:
@@ -389,6 +391,20 @@ def _read_shape(known: Dimensions, node: ir.Node) -> _Found:
         return None
     end = edit.int_attribute(node, "end", len(dims))
     return dims[edit.int_attribute(node, "start", 0) : end]
+
+
+def _read_size(known: Dimensions, node: ir.Node) -> _Found:
+    dims = known.of(edit.input_of(node, 0))
+    return None if dims is None else [product_of(*factors_of(dims))]
+
+
+def _read_product(known: Dimensions, node: ir.Node) -> _Found:
+    """The product of all elements, as a scalar."""
+    held = known.held(edit.input_of(node, 0))
+    names_axes = edit.input_of(node, 1) is not None or edit.axes_of(node) is not None
+    if held is None or None in held or names_axes or edit.int_attribute(node, "keepdims", 1):
+        return None
+    return [product_of(*factors_of(dim for dim in held if dim is not None))]
 
 
 def _read_cast(known: Dimensions, node: ir.Node) -> _Found:
@@ -538,7 +554,9 @@ _READERS: dict[str, _Rule] = {
     "Cast": _read_cast,
     "Concat": _read_concat,
     "Gather": _read_gather,
+    "ReduceProd": _read_product,
     "Shape": _read_shape,
+    "Size": _read_size,
     "Slice": _read_slice,
     "Where": _read_where,
 }

@@ -16,6 +16,7 @@ from trtopt.engine.request import ShapeProfile
 from trtopt.engine.unsupported import Unsupported, why_unsupported
 from trtopt.errors import InvalidModelError, TrtoptError
 from trtopt.graph.artifact import ModelArtifact, input_spec
+from trtopt.graph.bags import write_out_bags
 from trtopt.graph.module_path import module_of_node
 from trtopt.graph.resize import write_out_antialias
 from trtopt.graph.shapes import infer_in_place, static_shapes, with_sizes
@@ -86,9 +87,10 @@ def cut(
         InvalidModelError: The compiler refuses a node that a layer of the network needs, or that the host does not run
             either.
     """
+    start = time.perf_counter()
+    artifact = _with_bags(artifact, start)
     if not _refused(artifact.model, backend, plugins):
         return Cut(artifact)
-    start = time.perf_counter()
     model = with_sizes(artifact.model, {})
     if any(is_written_out(item.node) for item in _refused(model, backend, plugins).values()):
         decode_boxes(model)
@@ -127,6 +129,18 @@ def cut(
     return Cut(artifact.with_step(parts.engine, step), host, record)
 
 
+def _with_bags(artifact: ModelArtifact, start: float) -> ModelArtifact:
+    """The model with bags of one length reduced at once."""
+    if not any(node.op_type == "Loop" for node in artifact.model.graph):
+        return artifact
+    model = with_sizes(artifact.model, {})
+    written = write_out_bags(model)
+    if not written:
+        return artifact
+    infer_in_place(model)
+    return artifact.with_step(model, StepRecord("embedding-bag", "FORMS", written, time.perf_counter() - start))
+
+
 def check_layers(model: ir.Model) -> None:
     """Look for layers that no compiler runs, before a model is written at all; plugins are taken to be there.
 
@@ -135,6 +149,7 @@ def check_layers(model: ir.Model) -> None:
     """
     if _refused(model, TENSORRT, plugins=True):
         model = with_sizes(model, {})
+        write_out_bags(model)
         _split(model, _refused(model, TENSORRT, plugins=True), {})
 
 
