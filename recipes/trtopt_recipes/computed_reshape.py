@@ -96,6 +96,9 @@ def _constant_shape(
     dims: Sequence[Dim] | None, parts: Sequence[Dim | None], is_there: Callable[[Dim], bool]
 ) -> list[int] | None:
     """The shape as numbers, -1 and 0; None where that cannot be said. Beside a 0, -1 stands for nothing."""
+    if -1 in parts and dims is not None:
+        left = reshaped(dims, parts)[parts.index(-1)]
+        parts = [left if part == -1 and isinstance(left, int) else part for part in parts]
     dims = tuple(dims or ())
     shape: list[int] = []
     foreign = False
@@ -115,7 +118,4 @@ def _constant_shape(
         copied = [axis for axis, number in enumerate(shape) if number == 0]
         is_left = told == parts[at] and all(axis < len(dims) and is_there(dims[axis]) for axis in copied)
         return shape if is_left or not copied else None
-    if -1 in shape:
-        left = reshaped(dims, parts)[shape.index(-1)]
-        shape[shape.index(-1)] = left if isinstance(left, int) else -1
     return shape

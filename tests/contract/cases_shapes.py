@@ -80,6 +80,13 @@ CASES: tuple[Case, ...] = (
     case("same-names", f"{DIMS} {TARGET} y = Reshape(z, h)", io=OTHER.replace("M, T", "N, S").replace("A, B", "N, S")),
     case("copied-already", f"{DIMS} h = Concat <axis = 0> (k, m, less, f) y = Reshape(x, h)"),
     case(
+        "batch-merged-beside-what-is-left",
+        "r = Reshape(x, heads) u = Transpose <perm = [0, 2, 1, 3]> (r) s = Shape(u) lead = Slice(s, a, t) "
+        "n = ReduceProd <keepdims = 1> (lead) h = Concat <axis = 0> (n, less, f) y = Reshape(u, h)",
+        io="g (float[N, 16, 8] x) => (float[A, 16, 4] y)",
+        constants="int64[4] heads = {0, 16, 2, 4}",
+    ),
+    case(
         "what-is-left",
         "s = Shape(z) d0 = Gather(s, i0) n = Unsqueeze(d0, a) h = Concat <axis = 0> (n, t, t, f) y = Reshape(x, h)",
         io=OTHER,

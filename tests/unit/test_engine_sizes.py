@@ -94,6 +94,15 @@ def test_tokens_before_the_batch_are_not_several_products() -> None:
     assert found is not None and found[0] == [(128, 64), (16, 8, 64)]
 
 
+def test_rows_of_one_matrix_are_not_those_of_each_of_sixteen() -> None:
+    """A product over all rows beside heads that are read tokens first (tf2onnx's attention in batches of any size)."""
+    found = sizes(
+        layer(("m",), [half("__mye1_myl0", 1, -1, 64)], [half("__mye2_myl0", 16, -1, 192)]),
+        layer(("h",), [half("x", -1, 64)], [half("__mye1_myl0", 1, -1, 64)]),
+    )
+    assert found is not None and found[0] == [(1, 128, 64), (16, 8, 192)]
+
+
 def test_a_table_of_positions_is_not_the_rows_of_a_batch() -> None:
     text = """<ir_version: 10, opset_import: ["" : 21]>
     g (float[N, 16, 64] x, float[16, 64] p) => (float[N, 16, 64] h) { c = Neg(p) h = Add(x, c) }"""

@@ -102,6 +102,22 @@ def test_equal_dimensions_are_found(tmp_path: Path) -> None:
     assert known.of(values["a3"]) != (*first, 8)  # x may be larger by then, for all that is known
 
 
+@pytest.mark.parametrize(
+    ("node", "held"),
+    [
+        ("y = Size(x)", Product(8, frozenset({("N", 1), ("S", 1)}))),
+        ("s = Shape(x) y = ReduceProd <keepdims = 0> (s)", Product(8, frozenset({("N", 1), ("S", 1)}))),
+        ("s = Shape(x) y = ReduceProd (s)", Product(8, frozenset({("N", 1), ("S", 1)}))),
+        ("s = Shape <start = 0, end = 1> (x) y = Max(s, s)", "N"),
+        ("s = Shape <start = 0, end = 1> (x) r = Shape <start = 0, end = 1> (z) y = Max(s, r)", None),
+        ("s = Size(x) r = Range(i0, s, four) y = Size(r)", Product(2, frozenset({("N", 1), ("S", 1)}))),
+    ],
+)
+def test_numbers_that_are_computed_from_dimensions(node: str, held: Dim | None, tmp_path: Path) -> None:
+    artifact = model(tmp_path, f"four = Constant <value_int = 4> () {node}", "int64 y")
+    assert Dimensions(artifact.model).held(artifact.model.graph.outputs[0]) in ((held,), None if held is None else ())
+
+
 def test_names_of_outputs_are_not_believed(tmp_path: Path) -> None:
     body = "q = NonZero(x) r = Cast <to = 1> (q) y = Transpose(r)"
     artifact = model(tmp_path, body, "float[N, 3] y")

@@ -399,10 +399,18 @@ def _read_size(known: Dimensions, node: ir.Node) -> _Found:
 
 
 def _read_product(known: Dimensions, node: ir.Node) -> _Found:
-    """The product of all elements, as a scalar."""
-    held = known.held(edit.input_of(node, 0))
-    names_axes = edit.input_of(node, 1) is not None or edit.axes_of(node) is not None
-    if held is None or None in held or names_axes or edit.int_attribute(node, "keepdims", 1):
+    """The product of all elements of a list."""
+    held, dims = known.held(edit.input_of(node, 0)), known.of(edit.input_of(node, 0))
+    axes = edit.axes_of(node)
+    if (
+        held is None
+        or None in held
+        or dims is None
+        or len(dims) != 1
+        or (axes is not None and axes not in ((0,), (-1,)))
+    ):
+        return None
+    if axes is None and edit.input_of(node, 1) is not None:
         return None
     return [product_of(*factors_of(dim for dim in held if dim is not None))]
 
@@ -493,6 +501,13 @@ def _times(known: Dimensions, one: Dim | None, other: Dim | None) -> Dim | None:
     return product_of(number, names) if number > 0 or not names else None
 
 
+def _larger(known: Dimensions, one: Dim | None, other: Dim | None) -> Dim | None:
+    """The larger of two numbers, or of two equal dimensions."""
+    if isinstance(one, int) and isinstance(other, int):
+        return max(one, other)
+    return one if one == other else None
+
+
 def _over(known: Dimensions, one: Dim | None, other: Dim | None) -> Dim | None:
     """A product divided by a number that divides it, or a floor: the operator rounds to 0, so that of no negative."""
     if one is None or not isinstance(other, int) or other <= 0:
@@ -517,6 +532,7 @@ _PAIRWISE: dict[str, Callable[[Dimensions, Dim | None, Dim | None], Dim | None]]
     "Add": _plus,
     "Div": _over,
     "Equal": _equal,
+    "Max": _larger,
     "Mul": _times,
     "Sub": _minus,
 }
