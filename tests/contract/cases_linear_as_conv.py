@@ -1,6 +1,8 @@
-"""Cases for linear-as-conv: tokens [N, 30, 4] are an image of 6 x 5."""
+"""Cases for linear-as-conv, and maps in merged-transpose: tokens [N, 30, 4] are an image of 6 x 5."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from contract_case import Case
 
@@ -42,7 +44,25 @@ def leaves(label: str, body: str, **options: object) -> Case:
     return case(label, body, f"{PICTURE}) => (float[N, 30, 8] y", **options)
 
 
+def flattened(label: str, body: str, **options: object) -> Case:
+    """A map that becomes tokens, for merged-transpose."""
+    text = f"{CONV} r = Reshape(c, tokens) t = Transpose <perm = [0, 2, 1]> (r) {body}"
+    return replace(leaves(label, text, **{"tolerance": 0.0, **options}), recipe="merged-transpose")
+
+
 CASES: tuple[Case, ...] = (
+    flattened("map", "p = MatMul(t, w) y = Add(p, b)"),
+    flattened("map-of-two-products", "p = MatMul(t, w) q = MatMul(t, w) y = Sub(p, q)"),
+    flattened("map-of-an-activation", "g = Relu(t) y = MatMul(g, w)", changes=0),
+    flattened("map-used-elsewhere", "g = Relu(t) p = MatMul(g, w) q = MatMul(t, w) y = Add(p, q)", changes=0),
+    flattened(
+        "map-before-it-is-turned-used", "m = MatMul(t, w) z = ReduceMax <keepdims = 1> (r) y = Add(m, z)", changes=0
+    ),
+    flattened(
+        "map-and-its-transpose",
+        "u = Transpose <perm = [0, 2, 1]> (t) p = MatMul(t, w) s = ReduceMax(u) y = Add(p, s)",
+        changes=0,
+    ),
     enters("enters", f"{LINEAR} t = Transpose <perm = [0, 2, 1]> (a) i = Reshape(t, image) {DEPTHWISE}"),
     enters("without-bias", f"p = MatMul(x, w) t = Transpose <perm = [0, 2, 1]> (p) i = Reshape(t, image) {DEPTHWISE}"),
     enters("reshape-first", f"{LINEAR} r = Reshape(a, wide) i = Transpose <perm = [0, 3, 1, 2]> (r) {DEPTHWISE}"),

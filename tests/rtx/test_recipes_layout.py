@@ -108,3 +108,16 @@ def test_zeros_beside_scores_of_an_odd_number_of_distances_are_columns_of_the_po
     before = numbers(run(tmp_path, "none", graph, {"k": (4, 32, 127)}))
     after = numbers(run(tmp_path, "padded-product", graph, {"k": (4, 32, 127)}))
     assert after[0] < before[0] and after[1] < before[1]
+
+
+def test_a_map_is_turned_before_it_is_flattened_for_a_product(tmp_path: Path) -> None:
+    graph = (
+        "g (float[8, 192, 14, 14] x) => (float[8, 196, 192] y) <int64[3] s = {0, 192, -1}> "
+        "{ c = Conv <group = 192, pads = [1, 1, 1, 1]> (x, k) r = Reshape(c, s) t = Transpose <perm = [0, 2, 1]> (r) "
+        "y = MatMul(t, w) }"
+    )
+    weights = {"k": (192, 1, 3, 3), "w": (192, 192)}
+    plain = numbers(run(tmp_path, "none", graph, weights))
+    turned = numbers(run(tmp_path, "merged-transpose", graph, weights))
+    assert turned[0] == plain[0] - 2
+    assert turned[1] < 0.75 * plain[1]
