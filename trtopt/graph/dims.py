@@ -289,9 +289,9 @@ def _gather(known: Dimensions, node: ir.Node) -> _Found:
 
 def _gather_nd(known: Dimensions, node: ir.Node) -> _Found:
     dims, places = known.of(edit.input_of(node, 0)), known.of(edit.input_of(node, 1))
-    if dims is None or not places or not isinstance(places[-1], int) or edit.int_attribute(node, "batch_dims", 0):
+    if dims is None or not places or not isinstance(places[-1], int):
         return None
-    return [*places[:-1], *dims[places[-1] :]]
+    return [*places[:-1], *dims[edit.int_attribute(node, "batch_dims", 0) + places[-1] :]]
 
 
 def _gather_elements(known: Dimensions, node: ir.Node) -> _Found:
