@@ -108,3 +108,13 @@ def test_zeros_beside_scores_of_an_odd_number_of_distances_are_columns_of_the_po
     before = numbers(run(tmp_path, "none", graph, {"k": (4, 32, 127)}))
     after = numbers(run(tmp_path, "padded-product", graph, {"k": (4, 32, 127)}))
     assert after[0] < before[0] and after[1] < before[1]
+
+
+def test_rows_are_multiplied_by_all_experts_before_one_is_selected(tmp_path: Path) -> None:
+    graph = (
+        "g (float[256, 512] x, float[256, 8] s) => (float[256, 512, 1] y) <int64[1] last = {-1}> "
+        "{ i = ArgMax <axis = -1, keepdims = 0> (s) w = Gather(k, i) u = Unsqueeze(x, last) y = MatMul(w, u) }"
+    )
+    before = numbers(run(tmp_path, "none", graph, {"k": (8, 512, 512)}))
+    after = numbers(run(tmp_path, "gathered-weights", graph, {"k": (8, 512, 512)}))
+    assert after[1] < before[1] / 4
