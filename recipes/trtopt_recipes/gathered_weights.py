@@ -33,7 +33,8 @@ class GatheredWeights:
     Why faster:
         The compiler writes the weights of an expert for each row and reads them again: OLMoE's blocks (two of width
         512, eight experts of which two are taken, 256 tokens) in FP16 move 3.3 GB, 13.8 ms -> 0.1 GB, 0.41 ms by a
-        plain roofline of an L4. Where there are fewer rows than experts that does not pay.
+        plain roofline of an L4. Few rows beside many experts read more weights
+        than are selected; two rows of four experts gain still (a token of Mixtral: 52.9 -> 40.6 us, predicted).
     Numerics:
         The same sums of products. What is not selected may overflow in FP16, and is not read.
     Refuses when:
