@@ -22,6 +22,7 @@ from trtopt_recipes.duplicate_expression import DuplicateExpression
 from trtopt_recipes.einsum import Einsum
 from trtopt_recipes.expand_operand import ExpandedOperand
 from trtopt_recipes.gated_conv import GatedConv
+from trtopt_recipes.gathered_weights import GatheredWeights
 from trtopt_recipes.global_average_pool import GlobalAveragePool
 from trtopt_recipes.group_norm import GroupNorm
 from trtopt_recipes.identity import Identity
@@ -98,6 +99,7 @@ PACK = (
     LowRankWeight(),
     MergedProjection(),
     RotatedProjection(),
+    GatheredWeights(),
     AlignedHeads(),
     Prelu(),
     Selu(),

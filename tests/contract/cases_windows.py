@@ -100,6 +100,25 @@ def slices(axis: int) -> str:
 
 SPLITS = "q0, k0, v0 = Split <axis = 0> (d) " + " ".join(f"{n}1 = Squeeze({n}0, z) {n} = Identity({n}1)" for n in "qkv")
 
+MERGED = (
+    "g (float[5, N, 8] x) => (float[N, 2, 5, 4] q, float[N, 2, 4, 5] k, float[N, 2, 5, 4] v) <int64[4] split = "
+    "{5, -1, 3, 8}, int64[3] heads = {5, -1, 4}, int64[4] apart = {-1, 2, 5, 4}, int64[4] turned = {-1, 2, 4, 5}, "
+    f"int64[1] back = {{-2}}, {PARTS}> {{ a = MatMul(x, m) b = Add(a, bias) c = Reshape(b, split) e = Unsqueeze(c, z) "
+    f"f = Transpose <perm = [3, 1, 2, 0, 4]> (e) d = Squeeze(f, back) {gathers(0)} }}"
+)
+"""torch's MultiheadAttention: tokens first, and heads merged into the batch."""
+
+
+def multi_head(label: str, order: str = "1, 0, 2", **options: object) -> Case:
+    graph = MERGED
+    for name, perm, shape in (("q", order, "apart"), ("k", "1, 2, 0", "turned"), ("v", order, "apart")):
+        steps = f"{name}1 = Reshape({name}0, heads) {name}2 = Transpose <perm = [{perm}]> ({name}1)"
+        last = f"{name}3 = Reshape({name}2, {shape}) {name} = Identity({name}3)"
+        graph = graph.replace(f"{name} = Identity({name}0)", f"{steps} {last}")
+    options = {"weights": {"m": (8, 24), "bias": (24,)}, "tolerance": 1e-5, **options}
+    return Case("merged-projection", label, graph, **options)  # type: ignore[arg-type]
+
+
 SCORED = "g (float[N, 2, S, 4] q, float[N, 2, S, 4] k) => (float[N, 2, S, 4] y)"
 LENGTHS = "{0}n = ReduceL2 <axes = [-1]> ({0}) {0}m = Max({0}n, small) {0}d = Div({0}, {0}m)"
 EXPANDED = LENGTHS.replace("Div({0}, {0}m)", "Div({0}, {0}e)").replace(
@@ -175,6 +194,8 @@ CASES: tuple[Case, ...] = (
         gathers(0),
         io="g (float[N, S, 8] x) => (float[N, 2, S, 4] q, float[N, 2, S, 4] k, float[N, 2, S, 4] v)",
     ),
+    multi_head("heads-in-the-batch", opset=17),
+    multi_head("tokens-in-the-batch", "0, 1, 2", opset=17, changes=0),
     cut("no-bias", "three-first", gathers(0), add="", weights={"m": (8, 24)}),
     cut(
         "other-bias",

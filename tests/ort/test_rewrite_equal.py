@@ -136,3 +136,18 @@ def test_weights_that_are_no_numbers_one_rounding_off_stay_as_they_are(tmp_path:
     weight = np.array([0.3, 0.3, 0.7, 0.7], np.float32)
     first = square(tmp_path, "d = Sub(v, u) k = Sqrt(d) y = Add(x, k)", u=weight, v=weight)
     assert "largest output" in difference(first, square(tmp_path, "y = Relu(x)"))
+
+
+def normalized(tmp_path: Path, body: str) -> ir.Model:
+    parts = {"one": np.ones(1, np.float32), "zero": np.zeros(1, np.float32), "all": np.ones((512, 1), np.float32)}
+    used = {name: array for name, array in parts.items() if f", {name}" in body}
+    shapes = "<int64[3] rows = {0, 1, -1}, int64[3] back = {0, 512, -1}>"
+    return model_of(tmp_path, f"g (float[1, 512, 1999] x) => (float[1, 512, 1999] y) {shapes} {{ {body} }}", **used)
+
+
+def test_sums_of_a_million_numbers_are_taken_exactly(tmp_path: Path) -> None:
+    body = "r = Reshape(x, rows) n = InstanceNormalization <epsilon = 1e-8> (r, one, zero) y = Reshape(n, back)"
+    whole = normalized(tmp_path, body)
+    assert difference(whole, normalized(tmp_path, "y = LayerNormalization <axis = 1, epsilon = 1e-8> (x, all)")) == ""
+    other = normalized(tmp_path, "y = LayerNormalization <axis = 1, epsilon = 1e-4> (x, all)")
+    assert "largest output" in difference(whole, other)

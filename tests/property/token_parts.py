@@ -313,3 +313,26 @@ def contracted(b: NetBuilder, x: Value) -> Value:
     summed = b.reduce("ReduceSum", b.binary("Mul", joined, b.vector((16,))), (-1,), keep=True)
     y = b.op("Concat", [scores.name, summed.name], (n, tokens, x.dim(1) + 2), axis=-1)
     return linear(b, y, x.width)
+
+
+def experts(b: NetBuilder, x: Value) -> Value:
+    """Two of the experts for each token, whose weights are gathered, one of them as the second operand."""
+    width, inner, count = x.width, b.size(3, 9), b.size(2, 4)
+    tokens = b.op("Reshape", [x.name, b.ints(-1, width)], ("T", width))
+    _, chosen = b.many("TopK", [linear(b, tokens, count).name, b.ints(2)], [("T", 2), ("T", 2)])
+    index = b.op("Reshape", [chosen.name, b.ints(-1)], ("R",)).name
+    apart = b.op("Unsqueeze", [tokens.name, b.ints(1)], ("T", 1, width))
+    twice = b.op("Expand", [apart.name, b.ints(1, 2, 1)], ("T", 2, width))
+    rows = b.op("Reshape", [twice.name, b.ints(-1, width, 1)], ("R", width, 1))
+    if b.chance():
+        column = b.op("Unsqueeze", [index, b.ints(-1)]).name
+        up = b.op("GatherND", [b.weight((count, inner, width), width), column])
+    else:
+        up = b.op("Gather", [b.weight((count, inner, width), width), index])
+    hidden = b.unary("Sigmoid", b.op("MatMul", [up.name, rows.name], ("R", inner, 1)))
+    down = b.op("Gather", [b.weight((count, inner, width), inner), index])
+    made = b.op("MatMul", [b.transpose(hidden, 0, 2, 1).name, down.name], ("R", 1, width))
+    pairs = b.op("Reshape", [made.name, b.ints(-1, 2, width)], ("T", 2, width))
+    mixed = b.reduce("ReduceSum", pairs, (1,), keep=False)
+    whole = b.op("Reshape", [mixed.name, b.ints(-1, x.dim(1), width)], x.shape)
+    return b.binary("Add", x, whole)

@@ -121,3 +121,13 @@ def test_a_map_is_turned_before_it_is_flattened_for_a_product(tmp_path: Path) ->
     turned = numbers(run(tmp_path, "merged-transpose", graph, weights))
     assert turned[0] == plain[0] - 2
     assert turned[1] < 0.75 * plain[1]
+
+
+def test_rows_are_multiplied_by_all_experts_before_one_is_selected(tmp_path: Path) -> None:
+    graph = (
+        "g (float[256, 512] x, float[256, 8] s) => (float[256, 512, 1] y) <int64[1] last = {-1}> "
+        "{ i = ArgMax <axis = -1, keepdims = 0> (s) w = Gather(k, i) u = Unsqueeze(x, last) y = MatMul(w, u) }"
+    )
+    before = numbers(run(tmp_path, "none", graph, {"k": (8, 512, 512)}))
+    after = numbers(run(tmp_path, "gathered-weights", graph, {"k": (8, 512, 512)}))
+    assert after[1] < before[1] / 4

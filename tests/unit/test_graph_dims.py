@@ -22,8 +22,8 @@ from trtopt.support.ort_session import OrtSession
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]> g (float[N, S, 8] x, float[M, T, 8] z) => '
 CONSTANTS = (
-    "<int64 i0 = {0}, int64 i1 = {1}, int64[1] a = {0}, int64[1] t = {2}, int64[1] f = {4}, int64[1] less = {-1}, "
-    "int64[1] last = {-1}, float[8] w = {1, 2, 3, 4, 5, 6, 7, 8}, int64[2] back = {1, -1}>"
+    "<int64 i0 = {0}, int64 i1 = {1}, int64[1] a = {0}, int64[1] k1 = {1}, int64[1] t = {2}, int64[1] f = {4}, "
+    "int64[1] less = {-1}, int64[1] last = {-1}, float[8] w = {1, 2, 3, 4, 5, 6, 7, 8}, int64[2] back = {1, -1}>"
 )
 SHAPE = "s = Shape(a0) d0 = Gather(s, i0) d1 = Gather(s, i1) n = Unsqueeze(d0, a) m = Unsqueeze(d1, a)"
 NETWORK = (
@@ -35,9 +35,13 @@ NETWORK = (
     "k = Concat <axis = 0> (m, n, less) e0 = Reshape(c2, k) e1 = Reshape(e0, h) p = Slice(s, a, t) "
     "g = Concat <axis = 0> (p, less) e2 = Reshape(e1, g) e3 = Transpose(e2) e4 = Transpose(a0) e5 = Max(e3, e4) "
     "f0, f1 = Split <axis = -1> (a0) f2 = Slice(f1, t, f, last) f3 = Unsqueeze(f2, last) f4 = Squeeze(f3, last) "
-    "f5 = Flatten <axis = 2> (a0) f6 = Transpose(f5) f8 = Gemm <transB = 1> (f5, f5)"
+    "f5 = Flatten <axis = 2> (a0) f6 = Transpose(f5) f8 = Gemm <transB = 1> (f5, f5) "
+    "g0, g1 = TopK(a0, t) g2 = Cast <to = 1> (g1) "
+    "g3, g4 = TopK(a0, k1) g5 = GatherND <batch_dims = 2> (a0, g4)"
 )
-VALUES = ("a0 a1 a2 a3 a4 b0 b1 b2 b3 b4 b5 b6 b7 b8 c0 c1 c2 e0 e1 e2 e3 e4 e5 f0 f1 f2 f3 f4 f5 f6 f8").split()
+VALUES = (
+    "a0 a1 a2 a3 a4 b0 b1 b2 b3 b4 b5 b6 b7 b8 c0 c1 c2 e0 e1 e2 e3 e4 e5 f0 f1 f2 f3 f4 f5 f6 f8 g0 g2 g5"
+).split()
 
 
 def model(folder: Path, body: str, outputs: str) -> ModelArtifact:
@@ -97,6 +101,8 @@ def test_equal_dimensions_are_found(tmp_path: Path) -> None:
     assert known.of(values["b7"]) == (*first, 8)
     assert known.of(values["f1"]) == (*first, 4)  # also of the second output of Split
     assert known.of(values["f4"]) == (*first, 2)
+    assert known.of(values["g0"]) == known.of(values["g2"]) == (*first, 2)
+    assert known.of(values["g5"]) == first
     rows = known.of(values["f6"]) or ()
     assert known.of(values["f8"]) == (rows[1], rows[1])
     assert known.of(values["a3"]) != (*first, 8)  # x may be larger by then, for all that is known

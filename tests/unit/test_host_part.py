@@ -501,3 +501,12 @@ def test_forms_of_operators_that_no_compiler_runs(text: str, reason: str) -> Non
     for backend in (TENSORRT, TENSORRT_RTX):
         why = why_unsupported(node, backend, plugins=False)
         assert why is None if not reason else why is not None and reason in why.reason and why.remedy
+
+
+@pytest.mark.parametrize("op", ["ScatterElements", "ScatterND"])
+def test_scatter_with_a_reduction_is_refused_with_its_name(op: str) -> None:
+    for reduction in ("add", "none"):
+        node = ir.node(op, [], attributes={"reduction": reduction})
+        why = why_unsupported(node, TENSORRT_RTX, plugins=False)
+        assert why is None if reduction == "none" else why is not None and f"reduction = {reduction}" in why.reason
+        assert why_unsupported(node, TENSORRT, plugins=False) is None

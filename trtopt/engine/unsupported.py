@@ -90,6 +90,9 @@ _OWN_PLUGIN = "_TRT"
 """Ending of the operators whose plugins come with TensorRT (``EfficientNMS_TRT``)."""
 
 
+_SCATTERS = ("ScatterElements", "ScatterND")
+_REDUCED = "use MatMul with a one-hot matrix for sums, Where and ReduceMax or ReduceMin for the others"
+
 _MOST_K = 3840
 """What TopK may take, by the compilers' message."""
 
@@ -164,6 +167,10 @@ def why_unsupported(node: ir.Node, backend: Backend, *, plugins: bool) -> Unsupp
         remedy = _NOWHERE.get(node.op_type)
         if remedy is None and backend != TENSORRT:
             remedy = _NOT_ON_RTX.get(node.op_type)
+        if remedy is None and node.op_type in _SCATTERS and backend != TENSORRT:
+            reduction = edit.string_attribute(node, "reduction", "none")
+            if reduction != "none":
+                return Unsupported(f"{name} does not run {node.op_type} with reduction = {reduction}", _REDUCED)
         return _form_unsupported(node) if remedy is None else Unsupported(f"{name} does not run {node.op_type}", remedy)
     if node.op_type.startswith(_MXFP8):
         remedy = "give the model before it was quantized, with --weights mxfp8 or --fp8; or quantize it to NVFP4 or FP8"

@@ -24,6 +24,8 @@ _SAME = frozenset(
     "Round Selu Sigmoid Sign Sin Softmax Softplus Softsign Sqrt Swish Tanh ThresholdedRelu Trilu".split()
 )
 _REDUCTIONS = frozenset("ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare".split())
+_PARTED = {"Split": 0, "TopK": -1}
+"""Operators whose outputs are parts of an axis, or chosen along it, with the axis where none is said."""
 
 
 class Dimensions:
@@ -121,7 +123,7 @@ class Dimensions:
             return
         rule = _RULES.get(node.op_type)
         found = rule(self, node) if rule is not None else None
-        for value in node.outputs if node.op_type == "Split" else node.outputs[:1]:
+        for value in node.outputs if node.op_type in _PARTED else node.outputs[:1]:
             dims = self._told(value, found)
             if dims is not None:
                 self._dims[value] = dims
@@ -287,9 +289,9 @@ def _gather(known: Dimensions, node: ir.Node) -> _Found:
 
 def _gather_nd(known: Dimensions, node: ir.Node) -> _Found:
     dims, places = known.of(edit.input_of(node, 0)), known.of(edit.input_of(node, 1))
-    if dims is None or not places or not isinstance(places[-1], int) or edit.int_attribute(node, "batch_dims", 0):
+    if dims is None or not places or not isinstance(places[-1], int):
         return None
-    return [*places[:-1], *dims[places[-1] :]]
+    return [*places[:-1], *dims[edit.int_attribute(node, "batch_dims", 0) + places[-1] :]]
 
 
 def _gather_elements(known: Dimensions, node: ir.Node) -> _Found:
@@ -360,12 +362,12 @@ def _squeeze(known: Dimensions, node: ir.Node) -> _Found:
     return [dim for axis, dim in enumerate(dims) if axis not in gone]
 
 
-def _split(known: Dimensions, node: ir.Node) -> _Found:
+def _parted(known: Dimensions, node: ir.Node) -> _Found:
     """Those of each output."""
     dims = known.of(edit.input_of(node, 0))
     if not dims:
         return None
-    gone = edit.int_attribute(node, "axis", 0) % len(dims)
+    gone = edit.int_attribute(node, "axis", _PARTED[node.op_type]) % len(dims)
     return [None if axis == gone else dim for axis, dim in enumerate(dims)]
 
 
@@ -543,6 +545,7 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_SAME, _first),
     **dict.fromkeys(edit.BROADCAST, _broadcast),
     **dict.fromkeys(_REDUCTIONS, _reduction),
+    **dict.fromkeys(_PARTED, _parted),
     **dict.fromkeys(("AveragePool", "Conv", "MaxPool"), _windows),
     "Concat": _concat,
     "Expand": _expand,
@@ -556,13 +559,12 @@ _RULES: dict[str, _Rule] = {
     "Reshape": _reshape,
     "Resize": _resize,
     "Slice": _slice,
-    "Split": _split,
     "Squeeze": _squeeze,
     "Tile": _tile,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }
-"""By operator: the dimensions of the first output, of Split those of each."""
+"""By operator: the dimensions of the first output, those of each where ``_PARTED``."""
 
 _READERS: dict[str, _Rule] = {
     **dict.fromkeys(_PAIRWISE, _read_binary),

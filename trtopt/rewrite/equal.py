@@ -25,6 +25,9 @@ _NUDGE, _TIMES = 1e-6, 2.0
 a rewrite may move them this many times as far: a network that selects (TopK, ArgMax) takes another of two equals, and
 one that divides by a small variance multiplies what folding a weight rounds away."""
 
+_ROWS, _LAYER_NORM = 3, 17
+"""The rank of [samples, 1, numbers], and the opset from which on there is LayerNormalization."""
+
 _SEED = 11
 
 _MANY_NODES = 2000
@@ -68,6 +71,7 @@ def _difference(expected: ir.Model, found: ir.Model, shapes: Mapping[str, tuple[
     """As above; None where nothing is known."""
     feeds = _random_feeds(expected, shapes)
     fuse = len(expected.graph) < _MANY_NODES
+    expected, found = _exact_rows(expected), _exact_rows(found)
     try:
         with OrtSession(expected, fuse=fuse, brief=True) as session:
             before = session.run(feeds)
@@ -88,6 +92,22 @@ def _difference(expected: ir.Model, found: ir.Model, shapes: Mapping[str, tuple[
         if text:
             return f"{value.name}: {text}"
     return ""
+
+
+def _exact_rows(model: ir.Model) -> ir.Model:
+    """The model with LayerNormalization in place of InstanceNormalization of one row a sample: ONNX Runtime's sums of
+    a million numbers are off by 5e-5 there, and not here."""
+    if not any(map(_is_row_norm, model.graph)) or model.graph.opset_imports.get("", 1) < _LAYER_NORM:
+        return model
+    clone = model.clone()
+    for node in filter(_is_row_norm, clone.graph):
+        node.op_type = "LayerNormalization"
+    return clone
+
+
+def _is_row_norm(node: ir.Node) -> bool:
+    is_single = edit.is_op(node, "InstanceNormalization") and static_shape(node.inputs[1]) == (1,)
+    return is_single and len(edit.dims_of_value(node.inputs[0]) or ()) == _ROWS
 
 
 def _nudged(
