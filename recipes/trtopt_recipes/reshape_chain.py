@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
+_WITHOUT_ONES = "without axes of size one"
 _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
@@ -19,7 +21,8 @@ class ReshapeChain:
 
     Rewrite:
         y = f(g(x)) becomes y = Reshape(x, shape of y). A Transpose that moves only axes of size one is a reshape too,
-        within a chain: Reshape, Transpose, Reshape become one.
+        within a chain: Reshape, Transpose, Reshape become one. Where it moves others too, between two of them, the axes
+        of size one are left out: tf2onnx writes an Einsum with an axis for each letter of both operands.
     Requires:
         Every tensor between is used once and is no graph output. The shape of y is known but for one dimension (-1),
         or dimensions equal to those of x at the same place (0).
@@ -44,10 +47,15 @@ class ReshapeChain:
             if len(chain) >= 2:
                 reason = "the shape it ends with has several dynamic dimensions, or a zero"
                 places.append((Match(tuple(chain)), reason if _target_shape(chain) is None else ""))
-        return Findings.of(places)
+        found = Findings.of(places)
+        taken = {node for match in found.matches for node in match.nodes}
+        padded = [pair for node in edit.all_nodes(model.graph) if (pair := _padded(node)) and not taken & set(pair)]
+        return Findings((*found.matches, *(Match(pair, choice=_WITHOUT_ONES) for pair in padded)), found.refusals)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
-        """Replace one chain by a Reshape."""
+        """Replace one chain by a Reshape, or take axes of size one out of a Transpose."""
+        if match.choice == _WITHOUT_ONES:
+            return self._drop_ones(model, match)
         last, source = match.nodes[0], match.nodes[-1].inputs[0]
         shape = _target_shape(list(match.nodes))
         if source is None or shape is None:
@@ -58,6 +66,47 @@ class ReshapeChain:
         for item in match.nodes[1:]:
             edit.remove_node(item)
         return None
+
+    def _drop_ones(self, model: ir.Model, match: Match) -> Refusal | None:
+        """Let a Transpose move the other axes only."""
+        transpose, first = match.nodes
+        value, source = first.outputs[0], first.inputs[0]
+        shape = _without_ones(value, source)
+        if shape is None or source is None or value.shape is None:
+            return Refusal(match.label, "its shape is not known any more")
+        long = [axis for axis, dim in enumerate(value.shape) if dim != 1]
+        perm = [long.index(axis) for axis in edit.ints_attribute(transpose, "perm") or () if axis in long]
+        splice = edit.Splice(model, transpose, self.name)
+        constant = splice.constant(np.asarray(shape, np.int64), value, "shape")
+        packed = splice.fresh("Reshape", source, constant, like=value)
+        splice.finish(splice.fresh("Transpose", packed, attributes={"perm": perm}))
+        edit.remove_node(first)
+        return None
+
+
+def _padded(transpose: ir.Node) -> tuple[ir.Node, ir.Node] | None:
+    """A Transpose of axes of which some have size one, between two reshapes, and the first of these."""
+    value, perm = edit.input_of(transpose, 0), edit.ints_attribute(transpose, "perm")
+    first = value.producer() if value is not None else None
+    if not edit.is_op(transpose, "Transpose") or perm is None or value is None or value.shape is None or first is None:
+        return None
+    if not edit.is_op(first, "Reshape", "Unsqueeze") or not _continues(first, transpose) or _is_reshape(transpose):
+        return None
+    readers = [user for user, _ in transpose.outputs[0].uses()]
+    told = edit.constant_of(edit.input_of(readers[0], 1)) if len(readers) == 1 else None
+    if not edit.is_op(readers[0] if readers else None, "Reshape") or transpose.outputs[0].is_graph_output():
+        return None
+    plain = told is not None and bool((told != 0).all())  # a 0 copies a dimension, by its place
+    return (transpose, first) if plain and _without_ones(value, first.inputs[0]) is not None else None
+
+
+def _without_ones(value: ir.Value, source: ir.Value | None) -> list[int] | None:
+    """The shape of a value without axes of size one, as a Reshape is told; None where it has none, or is not known."""
+    if value.shape is None or source is None or 1 not in value.shape:
+        return None
+    dims = [dim for dim in value.shape if dim != 1]
+    origin = list(source.shape) if source.shape is not None else []
+    return _told(dims, origin)
 
 
 def _chain(last: ir.Node) -> list[ir.Node]:
@@ -76,14 +125,14 @@ def _chain(last: ir.Node) -> list[ir.Node]:
     return chain if any(edit.is_op(node, *_RESHAPES) for node in chain) else []
 
 
-def _continues(node: ir.Node) -> bool:
-    """Whether the only use of ``node`` is a reshape of its output, with which a longer chain ends."""
+def _continues(node: ir.Node, with_: ir.Node | None = None) -> bool:
+    """Whether the only use of ``node`` is one by ``with_``, or by a reshape, with which a longer chain ends."""
     value = node.outputs[0]
     uses = list(value.uses())
     if len(uses) != 1 or value.is_graph_output():
         return False
     user, index = uses[0]
-    return index == 0 and user.graph is node.graph and _is_reshape(user)
+    return index == 0 and user.graph is node.graph and (_is_reshape(user) if with_ is None else user is with_)
 
 
 def _is_reshape(node: ir.Node) -> bool:
@@ -106,9 +155,13 @@ def _target_shape(chain: list[ir.Node]) -> list[int] | None:
     value = last.outputs[0]
     if value.shape is None or source is None:
         return None
-    origin = list(source.shape) if source.shape is not None else []
+    return _told(list(value.shape), list(source.shape) if source.shape is not None else [])
+
+
+def _told(dims: Sequence[int | ir.SymbolicDim], origin: Sequence[int | ir.SymbolicDim]) -> list[int] | None:
+    """Dimensions as the numbers that a Reshape of a tensor of ``origin`` is told; None where that cannot be said."""
     shape: list[int] = []
-    for index, dim in enumerate(value.shape):
+    for index, dim in enumerate(dims):
         if isinstance(dim, int):
             if dim == 0:  # which a Reshape reads as the dimension of its input
                 return None

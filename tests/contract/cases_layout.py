@@ -43,6 +43,33 @@ RESHAPES: tuple[Case, ...] = (
     ),
     Case(
         "reshape-chain",
+        "transpose-with-ones",
+        "g (float[N, 6, 8] x) => (float[A, 6, 4] y) <int64[5] s = {0, 6, 2, 1, 4}, int64[3] t = {-1, 6, 4}> "
+        "{ r = Reshape(x, s) a = Transpose <perm = [0, 2, 1, 3, 4]> (r) y = Reshape(a, t) }",
+    ),
+    Case(
+        "reshape-chain",
+        "transpose-of-an-unsqueezed",
+        "g (float[N, 6, 2, 4] x) => (float[A, 4, 6] y) <int64[1] s = {1}, int64[3] t = {-1, 4, 6}> "
+        "{ r = Unsqueeze(x, s) a = Transpose <perm = [0, 3, 1, 4, 2]> (r) y = Reshape(a, t) }",
+    ),
+    Case(
+        "reshape-chain",
+        "transpose-with-ones-and-a-copy",
+        "g (float[N, 6, 8] x) => (float[N, 2, 24] y) <int64[5] s = {0, 6, 2, 1, 4}, int64[3] t = {0, 0, 24}> "
+        "{ r = Reshape(x, s) a = Transpose <perm = [0, 2, 1, 3, 4]> (r) y = Reshape(a, t) }",
+        changes=0,
+    ),
+    Case(
+        "reshape-chain",
+        "transpose-with-ones-and-two-readers",
+        "g (float[N, 6, 8] x) => (float[A, 6, 4] y, float[B, C, D, E, F] z) <int64[5] s = {0, 6, 2, 1, 4}, "
+        "int64[3] t = {-1, 6, 4}> { r = Reshape(x, s) a = Transpose <perm = [0, 2, 1, 3, 4]> (r) y = Reshape(a, t) "
+        "z = Neg(a) }",
+        changes=0,
+    ),
+    Case(
+        "reshape-chain",
         "used-between",
         "g (float[2, 6] x) => (float[3, 4] y, float[2, 3, 2] z) <int64[3] s = {2, 3, 2}, int64[2] t = {3, 4}> "
         "{ a = Reshape(x, s) y = Reshape(a, t) z = Neg(a) }",
