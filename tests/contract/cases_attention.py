@@ -140,10 +140,16 @@ CASES: tuple[Case, ...] = (
         constants=f"{HEADS}, float low = {{-3e38}}",
     ),
     case(
+        "where-mask-clamped-for-fp16",
+        f"{Q} {K} {V} {WHERE} {MIX} {OUT}",
+        io="g (float[2, 5, 8] x, bool[2, 1, 1, 5] m) => (float[2, 5, 8] y)",
+        constants=f"{HEADS}, float low = {{-1.5e4}}",
+    ),
+    case(
         "where-mask-that-does-not-vanish",
         f"{Q} {K} {V} {WHERE} {MIX} {OUT}",
         io="g (float[2, 5, 8] x, bool[2, 1, 1, 5] m) => (float[2, 5, 8] y)",
-        constants=f"{HEADS}, float low = {{-1e4}}",
+        constants=f"{HEADS}, float low = {{-1e3}}",
         changes=0,
         refusals=1,
     ),

@@ -13,8 +13,9 @@ from trtopt.graph.views import Sizes, is_move, is_pass, moved
 _DEPTH = 24
 """Nodes between a projection and its product, or between the product and softmax: real exports have up to ten."""
 
-_NOTHING = -1e30
-"""A masked score this low has the weight 0 beside any score."""
+_NOTHING = -1e4
+"""A masked score this low has the weight 0 beside any other, where scores by themselves are above -9.8e3 in FP32: what
+masks are clamped to for FP16 (-1.5e4, recipe mask-constant) is lower."""
 
 
 @dataclass(frozen=True)
