@@ -126,6 +126,19 @@ CASES: tuple[Case, ...] = (
     Case(
         "constant-expression", "shape", "g (float[2, 3] x) => (int64[2] y, float[2, 3] z) { z = Relu(x) y = Shape(x) }"
     ),
+    Case(
+        "constant-expression",
+        "part-of-a-joined-shape",
+        "g (float[N, 3] x) => (int64[1] y, float[N, 3] z) <int64[2] k = {56, 96}, int64[1] at = {1}> "
+        "{ z = Relu(x) s = Shape <end = 1> (x) c = Concat <axis = 0> (s, k) y = Gather(c, at) }",
+    ),
+    Case(
+        "constant-expression",
+        "open-part-of-a-joined-shape",
+        "g (float[N, 3] x) => (int64[1] y, float[N, 3] z) <int64[2] k = {56, 96}, int64[1] at = {0}> "
+        "{ z = Relu(x) s = Shape <end = 1> (x) c = Concat <axis = 0> (s, k) y = Gather(c, at) }",
+        changes=0,
+    ),
     Case("constant-expression", "dynamic-shape", "g (float[N, 3] x) => (int64[2] y) { y = Shape(x) }", changes=0),
     Case(
         "constant-expression",

@@ -16,6 +16,9 @@ from trtopt.graph.edit import Names, can_replace, constant_of, graph_of, is_op, 
 MAX_GROWTH_BYTES = 16 << 20
 """A folded constant may be this large, or as large as twice the constants it is made from."""
 
+_LISTED = 64
+"""Numbers of a constant that may be part of a shape."""
+
 _SHAPE_BYTES = 1 << 16
 """Constants evaluated for the sake of shapes alone stay this small."""
 
@@ -235,9 +238,8 @@ def _static_part_of_shape(node: ir.Node) -> np.ndarray | None:
     """The dimensions that a Shape, or a Gather or Slice of one, picks, where those are static."""
     if edit.is_op(node, "Shape"):
         picked = _dims_of_shape(node)
-    elif edit.is_op(node, "Gather", "Slice") and node.inputs[0] is not None and node.inputs[0].producer() is not None:
-        shape = node.inputs[0].producer()
-        dims = _dims_of_shape(shape) if shape is not None and edit.is_op(shape, "Shape") else None
+    elif edit.is_op(node, "Gather", "Slice") and node.inputs[0] is not None:
+        dims = _listed(node.inputs[0])
         picked = None if dims is None else _gathered(node, dims) if edit.is_op(node, "Gather") else _sliced(node, dims)
     else:
         return None
@@ -253,6 +255,31 @@ def _dims_of_shape(shape: ir.Node) -> np.ndarray | None:
         return None
     dims = [dim if isinstance(dim, int) else None for dim in value.shape]
     return np.asarray(dims[_range_of(shape)], dtype=object)
+
+
+def _listed(value: ir.Value) -> np.ndarray | None:
+    """The dimensions that a Shape, or a Concat of such and of constants, lists, None where one is not static."""
+    node = value.producer()
+    if node is None or edit.is_op(node, "Shape"):
+        return None if node is None else _dims_of_shape(node)
+    if not edit.is_op(node, "Concat") or edit.int_attribute(node, "axis", 0) != 0:
+        return None
+    parts: list[np.ndarray] = []
+    for part in node.inputs:
+        tensor = edit.constant_tensor_of(part)
+        maker = part.producer() if part is not None else None
+        if (
+            tensor is not None
+            and tensor.dtype is ir.DataType.INT64
+            and len(tensor.shape) == 1
+            and tensor.size <= _LISTED
+        ):
+            parts.append(tensor.numpy().astype(object))
+        elif maker is not None and edit.is_op(maker, "Shape") and (dims := _dims_of_shape(maker)) is not None:
+            parts.append(dims)
+        else:
+            return None
+    return np.concatenate(parts)
 
 
 def _gathered(node: ir.Node, dims: np.ndarray) -> np.ndarray | None:
