@@ -28,6 +28,8 @@ MAX = "r = ReduceMax (rows, first)"
 BEGINS = """shape = Shape (ids)  batch = Gather (shape, zero)  limit = Mul (batch, k)
     begins = Range (zero, limit, k)  size = Shape (flat)  offsets = Concat <axis = 0> (begins, size)
     bags = Size (begins)"""
+NARROW = """size = Shape (flat)  limit = Cast <to = 6> (size)  stop = Squeeze (limit)
+    numbers = Range (nil, stop, three)  begins = Cast <to = 7> (numbers)  offsets = Concat <axis = 0> (begins, size)"""
 INTS = ", ".join(
     f"int64 {name} = {{{value}}}" for name, value in {"zero": 0, "one": 1, "k": LENGTH, "big": 2**63 - 1}.items()
 )
@@ -72,13 +74,14 @@ def scans(
     count: str = "0",
     more: str = "",
     begin: str = "a = Gather (offsets, n)",
+    ends: str = "ends = Slice (offsets, second, most, first, second)",
     last: str = "row = Identity (total)",
     beside: bool = False,
 ) -> ir.Model:
     """As the exporter of TorchScript writes it; ``beside``: behind another output, which nothing uses."""
     other, number, counts = ("other, ", "int64 m, ", "m = Add (n, one)") if beside else ("", "", "")
     return parsed(
-        f"""flat = Reshape (ids, all)  {begins}  ends = Slice (offsets, second, most, first, second)
+        f"""flat = Reshape (ids, all)  {begins}  {ends}
     how = Shape (ends)  trips = Gather <axis = {count}> (how, zero)
     {other}y = Loop (trips, yes) <body = body (int64 n, bool go) => (bool goes_on, {number}float[w] row) {{
         {counts}  {begin}  b = Gather (ends, n)  start = Unsqueeze (a, first)  end = Unsqueeze (b, first)
@@ -128,12 +131,15 @@ EVEN = range(0, BAGS * LENGTH + 1, LENGTH)
             ),
             np.sum,
         ),
+        (lambda: scans(begins="", batch="1", ends="", more=offsets_of(0, 3) + ", int64[1] ends = {3}"), np.sum),
+        (lambda: scans(begins=NARROW, more=", int32 nil = {0}, int32 three = {3}"), np.sum),
     ],
 )
 def test_bags_of_one_length_are_reduced_at_once(model: object, reduce: object) -> None:
     """In both dialects, of any number of bags and of a known one; the loop is gone and outputs are those of before."""
     made = model()  # type: ignore[operator]
-    ids = np.random.default_rng(1).integers(0, 7, (BAGS, LENGTH))
+    batch = made.graph.inputs[0].shape[0]
+    ids = np.random.default_rng(1).integers(0, 7, (batch if isinstance(batch, int) else BAGS, LENGTH))
     with OrtSession(made) as session:
         before = session.run({"ids": ids})[0]
     np.testing.assert_allclose(before, expected(reduce, ids), rtol=1e-5, atol=1e-6)

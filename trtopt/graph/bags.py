@@ -147,7 +147,8 @@ def _offsets(value: ir.Value | None, known: Dimensions) -> _Offsets | None:
     """Where bags of one length begin, and the last ends."""
     array, node = edit.constant_of(value), value.producer() if value is not None else None
     if array is not None:
-        lengths = set(np.diff(array).tolist()) if array.ndim == 1 and array.dtype.kind == "i" else set()
+        apart = array if array.size == 1 else np.diff(array)  # of one number, that is the end of the only bag
+        lengths = set(apart.tolist()) if array.ndim == 1 and array.dtype.kind == "i" else set()
         length = int(lengths.pop()) if len(lengths) == 1 else 0
         is_even = length > 0 and array[0] >= 0 and array[0] % length == 0
         return _Offsets(length, int(array[-1]), int(array[0]) // length) if is_even else None
@@ -165,6 +166,8 @@ def _offsets(value: ir.Value | None, known: Dimensions) -> _Offsets | None:
         return None
     if found is not None and isinstance(found.total, int) and found.first == 0:
         return _Offsets(found.length, total[0]) if found.total + found.length == total[0] else None
+    if edit.is_op(span, "Cast") and span is not None and span.inputs[0] is not None:  # of int32 numbers
+        span = span.inputs[0].producer()
     if not edit.is_op(span, "Range") or span is None:
         return None
     start, limit, step = (known.held(each) for each in span.inputs)
