@@ -28,6 +28,8 @@ MAX = "r = ReduceMax (rows, first)"
 BEGINS = """shape = Shape (ids)  batch = Gather (shape, zero)  limit = Mul (batch, k)
     begins = Range (zero, limit, k)  size = Shape (flat)  offsets = Concat <axis = 0> (begins, size)
     bags = Size (begins)"""
+NARROW = """size = Shape (flat)  limit = Cast <to = 6> (size)  stop = Squeeze (limit)
+    numbers = Range (nil, stop, three)  begins = Cast <to = 7> (numbers)  offsets = Concat <axis = 0> (begins, size)"""
 INTS = ", ".join(
     f"int64 {name} = {{{value}}}" for name, value in {"zero": 0, "one": 1, "k": LENGTH, "big": 2**63 - 1}.items()
 )
@@ -71,23 +73,29 @@ def scans(
     batch: str = "N",
     count: str = "0",
     more: str = "",
+    begin: str = "a = Gather (offsets, n)",
+    ends: str = "ends = Slice (offsets, second, most, first, second)",
+    last: str = "row = Identity (total)",
+    beside: bool = False,
 ) -> ir.Model:
-    """As the exporter of TorchScript writes it."""
+    """As the exporter of TorchScript writes it; ``beside``: behind another output, which nothing uses."""
+    other, number, counts = ("other, ", "int64 m, ", "m = Add (n, one)") if beside else ("", "", "")
     return parsed(
-        f"""flat = Reshape (ids, all)  {begins}  ends = Slice (offsets, second, most, first, second)
+        f"""flat = Reshape (ids, all)  {begins}  {ends}
     how = Shape (ends)  trips = Gather <axis = {count}> (how, zero)
-    y = Loop (trips, yes) <body = body (int64 n, bool go) => (bool goes_on, float[w] row) {{
-        a = Gather (offsets, n)  b = Gather (ends, n)  start = Unsqueeze (a, first)  end = Unsqueeze (b, first)
-        those = Slice (flat, start, end, first)  rows = Gather (table, those)  row = {reduced} (rows, first)
-        goes_on = Cast <to = 9> (one) }}>""",
+    {other}y = Loop (trips, yes) <body = body (int64 n, bool go) => (bool goes_on, {number}float[w] row) {{
+        {counts}  {begin}  b = Gather (ends, n)  start = Unsqueeze (a, first)  end = Unsqueeze (b, first)
+        those = Slice (flat, start, end, first)  rows = Gather (table, those)  total = {reduced} (rows, first)
+        {last}  goes_on = Cast <to = 9> (one) }}>""",
         batch,
         f", int64[1] most = {{{2**63 - 1}}}, bool yes = {{1}}{more}",
     )
 
 
-def parsed(text: str, batch: str, more: str, inputs: str = "") -> ir.Model:
+def parsed(text: str, batch: str, more: str, inputs: str = "", outputs: str = "") -> ir.Model:
     graph = f"""<ir_version: 10, opset_import: ["": 21]>
-      g (int64[{batch}, {LENGTH}] ids{inputs}) => (float[M, {WIDTH}] y) <{INTS}, {LISTS}, {ROWS}{more}> {{ {text} }}"""
+      g (int64[{batch}, {LENGTH}] ids{inputs}) => (float[M, {WIDTH}] y{outputs})
+      <{INTS}, {LISTS}, {ROWS}{more}> {{ {text} }}"""
     model = ir.from_proto(onnx.parser.parse_model(graph))
     infer_in_place(model)
     return model
@@ -113,6 +121,7 @@ EVEN = range(0, BAGS * LENGTH + 1, LENGTH)
         (lambda: sequences(SUM, begins="", batch="5", more=offsets_of(*EVEN)), np.sum),
         (lambda: scans(), np.sum),
         (lambda: scans("ReduceMean <keepdims = 0>"), np.mean),
+        (lambda: scans(beside=True), np.sum),
         (lambda: scans("ReduceMax <keepdims = 0>", begins="", batch="5", more=offsets_of(*EVEN)), np.max),
         (
             lambda: scans(
@@ -122,12 +131,15 @@ EVEN = range(0, BAGS * LENGTH + 1, LENGTH)
             ),
             np.sum,
         ),
+        (lambda: scans(begins="", batch="1", ends="", more=offsets_of(0, 3) + ", int64[1] ends = {3}"), np.sum),
+        (lambda: scans(begins=NARROW, more=", int32 nil = {0}, int32 three = {3}"), np.sum),
     ],
 )
 def test_bags_of_one_length_are_reduced_at_once(model: object, reduce: object) -> None:
     """In both dialects, of any number of bags and of a known one; the loop is gone and outputs are those of before."""
     made = model()  # type: ignore[operator]
-    ids = np.random.default_rng(1).integers(0, 7, (BAGS, LENGTH))
+    batch = made.graph.inputs[0].shape[0]
+    ids = np.random.default_rng(1).integers(0, 7, (batch if isinstance(batch, int) else BAGS, LENGTH))
     with OrtSession(made) as session:
         before = session.run({"ids": ids})[0]
     np.testing.assert_allclose(before, expected(reduce, ids), rtol=1e-5, atol=1e-6)
@@ -139,6 +151,11 @@ def test_bags_of_one_length_are_reduced_at_once(model: object, reduce: object) -
 
 
 USER = "size = Shape (flat)  offsets = Concat <axis = 0> (given, size)  bags = Size (given)"
+TURNED = """p = Cast <to = 9> (a)  q = Cast <to = 9> (b)  same = Equal (p, q)
+    row = If (same) <then_branch = t () => (float[w] z) { z = Neg (total) },
+      else_branch = s () => (float[w] r) { r = Identity (total) }>"""
+DEEP = """length = Sub (end, start)  column = Unsqueeze (length, first)  many = Cast <to = 1> (column)
+    mean = Div (total, many)  row = Identity (mean)"""
 TWICE = BEGINS.replace("Mul (batch, k)", "Mul (batch, one)")
 
 
@@ -158,6 +175,9 @@ TWICE = BEGINS.replace("Mul (batch, k)", "Mul (batch, one)")
         lambda: sequences("r = ReduceSum <keepdims = 0> (rows, first)"),  # the sequence joins the widths
         lambda: scans("ReduceSum <keepdims = 1>"),
         lambda: scans("ReduceProd <keepdims = 0>"),
+        lambda: scans(begin="before = Sub (n, one)  a = Gather (ends, before)"),  # of bag 0, the last offset
+        lambda: scans(last=TURNED),
+        lambda: scans(last=DEEP),
     ],
 )
 def test_what_is_not_provably_such_a_loop_stays(model: object) -> None:
@@ -165,3 +185,27 @@ def test_what_is_not_provably_such_a_loop_stays(model: object) -> None:
     made = model()  # type: ignore[operator]
     assert write_out_bags(made) == 0
     assert [node.op_type for node in made.graph].count("Loop") == 1
+
+
+def test_a_loop_over_what_another_makes() -> None:
+    """Which is an output, too."""
+    body = """body (int64 n, bool go) => (bool goes_on, float[w] row) {
+        m = Add (n, one)  a = Gather (AT, n)  b = Gather (AT, m)  start = Unsqueeze (a, first)
+        end = Unsqueeze (b, first)  rows = Slice (ROWS, start, end, first)
+        row = ReduceSum <keepdims = 0> (rows, first)  goes_on = Cast <to = 9> (one) }"""
+    bodies = (body.replace("AT", at).replace("ROWS", rows) for at, rows in (("by_3", "all_rows"), ("by_2", "x")))
+    text = "flat = Reshape (ids, all)  all_rows = Gather (table, flat)  x = Loop (six, yes) <body = {}>"
+    made = parsed(
+        (text + "  y = Loop (k, yes) <body = {}>").format(*bodies),
+        "6",
+        ", bool yes = {1}, int64 six = {6}, int64[7] by_3 = {0, 3, 6, 9, 12, 15, 18}, int64[4] by_2 = {0, 2, 4, 6}",
+        outputs=f", float[6, {WIDTH}] x",
+    )
+    ids = np.random.default_rng(1).integers(0, 7, (6, LENGTH))
+    with OrtSession(made) as session:
+        before = session.run({"ids": ids})
+    assert write_out_bags(made) == 2
+    infer_in_place(made)
+    with OrtSession(made) as session:
+        for one, other in zip(session.run({"ids": ids}), before, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -103,6 +103,21 @@ def test_rows_of_one_matrix_are_not_those_of_each_of_sixteen() -> None:
     assert found is not None and found[0] == [(1, 128, 64), (16, 8, 192)]
 
 
+def test_channels_that_are_padded_in_a_map_of_open_size() -> None:
+    """A batch of one, and a copy that no node makes; no static engine is asked."""
+    text = (
+        """<ir_version: 10, opset_import: ["" : 21]> g (float[1, 3, H, W] x) => (float[1, 3, H, W] y) { y = Relu(x) }"""
+    )
+    source, shapes = model(text), {"x": (1, 3, 16, 8)}
+    profile = ShapeProfile({"x": ((1, 3, 8, 4), (1, 3, 16, 8), (1, 3, 32, 16))})
+    layers = (
+        layer(("y",), [half("x", 1, 3, -1, -1)], [half("x.1_myl0", 1, 4, -1, -1)]),
+        layer(("y",), [half("x.1_myl0", 1, 4, -1, -1)], [half("y", 1, 3, -1, -1)]),
+    )
+    found = sized(layers, source, static_shapes(source, shapes), (profile,))
+    assert found is not None and found[0].outputs[0].shape == (1, 4, 16, 8)
+
+
 def test_a_table_of_positions_is_not_the_rows_of_a_batch() -> None:
     text = """<ir_version: 10, opset_import: ["" : 21]>
     g (float[N, 16, 64] x, float[16, 64] p) => (float[N, 16, 64] h) { c = Neg(p) h = Add(x, c) }"""

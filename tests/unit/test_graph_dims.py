@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.parser
+import onnx.shape_inference
 import onnx_ir as ir
 import pytest
 
@@ -116,12 +117,23 @@ def test_equal_dimensions_are_found(tmp_path: Path) -> None:
         ("s = Shape(x) y = ReduceProd (s)", Product(8, frozenset({("N", 1), ("S", 1)}))),
         ("s = Shape <start = 0, end = 1> (x) y = Max(s, s)", "N"),
         ("s = Shape <start = 0, end = 1> (x) r = Shape <start = 0, end = 1> (z) y = Max(s, r)", None),
+        ("s = Shape <start = 0, end = 1> (x) r = Shape <start = 0, end = 1> (z) y = Max(s, s, r)", None),
+        ("s = Shape(x) n = Concat <axis = 0> (s, less) y = ReduceProd <keepdims = 0> (n)", None),
         ("s = Size(x) r = Range(i0, s, four) y = Size(r)", Product(2, frozenset({("N", 1), ("S", 1)}))),
     ],
 )
 def test_numbers_that_are_computed_from_dimensions(node: str, held: Dim | None, tmp_path: Path) -> None:
     artifact = model(tmp_path, f"four = Constant <value_int = 4> () {node}", "int64 y")
     assert Dimensions(artifact.model).held(artifact.model.graph.outputs[0]) in ((held,), None if held is None else ())
+
+
+def test_a_product_over_no_axes_is_no_product() -> None:
+    text = (
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[N, S, 8] x) => (int64[K] y) '
+        "{ s = Shape(x) y = ReduceProd <noop_with_empty_axes = 1> (s) }"
+    )
+    found = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)))
+    assert Dimensions(found).held(found.graph.outputs[0]) is None
 
 
 def test_names_of_outputs_are_not_believed(tmp_path: Path) -> None:

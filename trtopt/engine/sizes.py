@@ -194,11 +194,14 @@ def _computes(layer: LayerInfo) -> tuple[str, ...]:
 def _slice(shape: _Shape, other: _Shape, dims: _Shape) -> Iterator[_Shape]:
     """More or fewer columns of ``other``, which has these dimensions, open along the same axes.
 
-    What is in front of the first open axis is the same in both: rows of one matrix are not those of each of 128.
+    What is in front of the first open axis is the same in both: rows of one matrix are not those of each of 128. Of
+    maps, whose height and width are open, that is the first axis alone: channels are padded.
     """
-    if [dim == -1 for dim in shape] == [dim == -1 for dim in other] and (
-        -1 not in shape or shape[: shape.index(-1)] == other[: other.index(-1)]
-    ):
+    if [dim == -1 for dim in shape] != [dim == -1 for dim in other]:
+        return
+    front = shape.index(-1) if -1 in shape else 0
+    front = min(front, 1) if shape.count(-1) > 1 else front
+    if shape[:front] == other[:front]:
         yield tuple(b if a == -1 else a for a, b in zip(shape, dims, strict=True))
 
 

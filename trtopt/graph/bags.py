@@ -13,7 +13,8 @@ from trtopt.graph.dimension import Dim, factors_of, product_of
 from trtopt.graph.dims import Dimensions
 
 _SAME = ("Cast", "CastLike", "Identity", "Reshape", "Squeeze", "Unsqueeze")
-"""What leaves a number of one element as it is."""
+_COUNTING = (*edit.NARROW_FLOATS, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64)
+"""What leaves a number of one element as it is, in a type that can count."""
 
 _REDUCTIONS = ("ReduceMax", "ReduceMean", "ReduceSum")
 _OPSET = 18
@@ -46,15 +47,16 @@ def write_out_bags(model: ir.Model) -> int:
         return 0
     known = Dimensions(model)
     plans = [(loop, plan) for loop in loops if (plan := _plan(loop, known)) is not None]
-    for loop, plan in plans:
+    for loop, plan in reversed(plans):  # the last first: it may read what one before it makes
         splice = edit.Splice(model, plan.joined, "embedding-bag")
         rows = _all_rows(splice, plan.rows)
         shape = splice.constant(np.asarray([-1, plan.length, plan.rows.width], np.int64), rows, "shape")
         bags = splice.fresh("Reshape", rows, shape, like=rows)
         axes = splice.constant(np.asarray([1], np.int64), rows, "axes")
-        splice.finish(splice.op(plan.reduction, bags, axes, attributes={"keepdims": 0}))
-        if loop is not plan.joined:
-            edit.remove_node(loop)
+        made = splice.op(plan.reduction, bags, axes, attributes={"keepdims": 0}, like=plan.output)
+        edit.replace_value(plan.output, made)
+        for node in dict.fromkeys((plan.joined, loop)):
+            edit.remove_node(node)
     return len(plans)
 
 
@@ -83,9 +85,10 @@ class _Bag:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What takes the place of the output of ``joined``."""
+    """What takes the place of ``output``, which ``joined`` makes."""
 
     joined: ir.Node
+    output: ir.Value
     reduction: str
     rows: _Rows
     length: int
@@ -136,14 +139,16 @@ def _plan(loop: ir.Node, known: Dimensions) -> _Plan | None:
     bag = read.bag(row, last=False)
     if joined is None or bag is None or bag.keeps_axis != is_sequence or not bag.rows.width:
         return None
-    return _Plan(joined, bag.reduction, bag.rows, offsets.length)
+    output = joined.outputs[0 if is_sequence else used[0]]
+    return _Plan(joined, output, bag.reduction, bag.rows, offsets.length)
 
 
 def _offsets(value: ir.Value | None, known: Dimensions) -> _Offsets | None:
     """Where bags of one length begin, and the last ends."""
     array, node = edit.constant_of(value), value.producer() if value is not None else None
     if array is not None:
-        lengths = set(np.diff(array).tolist()) if array.ndim == 1 and array.dtype.kind == "i" else set()
+        apart = array if array.size == 1 else np.diff(array)  # of one number, that is the end of the only bag
+        lengths = set(apart.tolist()) if array.ndim == 1 and array.dtype.kind == "i" else set()
         length = int(lengths.pop()) if len(lengths) == 1 else 0
         is_even = length > 0 and array[0] >= 0 and array[0] % length == 0
         return _Offsets(length, int(array[-1]), int(array[0]) // length) if is_even else None
@@ -161,6 +166,8 @@ def _offsets(value: ir.Value | None, known: Dimensions) -> _Offsets | None:
         return None
     if found is not None and isinstance(found.total, int) and found.first == 0:
         return _Offsets(found.length, total[0]) if found.total + found.length == total[0] else None
+    if edit.is_op(span, "Cast") and span is not None and span.inputs[0] is not None:  # of int32 numbers
+        span = span.inputs[0].producer()
     if not edit.is_op(span, "Range") or span is None:
         return None
     start, limit, step = (known.held(each) for each in span.inputs)
@@ -226,7 +233,9 @@ class _Reader:
             return self.bag(node.inputs[0], last)
         if edit.is_op(node, "Div"):
             total, count = self.bag(node.inputs[0], last), self._count(node.inputs[1])
-            is_mean = count is not None and self._difference(count, _Count(0, 0, self._offsets.length), last) == 0
+            dims, length = self._known.of(node.inputs[1]), _Count(0, 0, self._offsets.length)
+            adds_no_axis = dims is not None and len(dims) < 2
+            is_mean = adds_no_axis and count is not None and self._difference(count, length, last) == 0
             return (
                 replace(total, reduction="ReduceMean") if total and is_mean and total.reduction == "ReduceSum" else None
             )
@@ -308,7 +317,7 @@ class _Reader:
             (number, names), (one, others) = factors_of((dim,)), factors_of((self._bags,))
             if names == others and number % one == 0:
                 return _Count(0, number // one, 0)
-        if edit.is_op(node, *_SAME) and node is not None:
+        if edit.is_op(node, *_SAME) and node is not None and value is not None and value.dtype in _COUNTING:
             return self._count(node.inputs[0])
         if edit.is_op(node, "Add", "Sub") and node is not None:
             first, second = (self._count(each) for each in node.inputs)
@@ -321,6 +330,8 @@ class _Reader:
         """One of the offsets: where the bag of this step, or one near it, begins."""
         found, at = _offsets(node.inputs[0], self._known), self._count(edit.input_of(node, 1))
         if found is None or at is None or replace(found, first=0) != self._offsets or (at.steps, at.bags) != (1, 0):
+            return None
+        if at.number < 0:  # of the first bag, that is the last offset
             return None
         if edit.is_op(node, "Slice"):
             end, others = self._count(edit.input_of(node, 2)), [edit.input_of(node, index) for index in (3, 4)]

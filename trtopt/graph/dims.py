@@ -397,7 +397,7 @@ def _read_shape(known: Dimensions, node: ir.Node) -> _Found:
 
 def _read_size(known: Dimensions, node: ir.Node) -> _Found:
     dims = known.of(edit.input_of(node, 0))
-    return None if dims is None else [product_of(*factors_of(dims))]
+    return None if dims is None else [_multiplied(dims)]
 
 
 def _read_product(known: Dimensions, node: ir.Node) -> _Found:
@@ -412,9 +412,9 @@ def _read_product(known: Dimensions, node: ir.Node) -> _Found:
         or (axes is not None and axes not in ((0,), (-1,)))
     ):
         return None
-    if axes is None and edit.input_of(node, 1) is not None:
+    if axes is None and (edit.input_of(node, 1) is not None or edit.int_attribute(node, "noop_with_empty_axes", 0)):
         return None
-    return [product_of(*factors_of(dim for dim in held if dim is not None))]
+    return [_multiplied([dim for dim in held if dim is not None])]
 
 
 def _read_cast(known: Dimensions, node: ir.Node) -> _Found:
@@ -461,7 +461,7 @@ def _read_concat(known: Dimensions, node: ir.Node) -> _Found:
 def _read_binary(known: Dimensions, node: ir.Node) -> _Found:
     """Numbers, and comparisons of dimensions with negative ones: a dimension is none."""
     left, right = known.held(edit.input_of(node, 0)), known.held(edit.input_of(node, 1))
-    if left is None or right is None or not _is_listed(known, node):
+    if left is None or right is None or len(node.inputs) != 2 or not _is_listed(known, node):  # Max takes many
         return None
     count = max(len(left), len(right))
     pairs = zip(*(held * count if len(held) == 1 else held for held in (left, right)), strict=True)
@@ -499,7 +499,12 @@ def _minus(known: Dimensions, one: Dim | None, other: Dim | None) -> Dim | None:
 def _times(known: Dimensions, one: Dim | None, other: Dim | None) -> Dim | None:
     if one is None or other is None:
         return None
-    number, names = factors_of((one, other))
+    return _multiplied((one, other))
+
+
+def _multiplied(dims: Sequence[Dim]) -> Dim | None:
+    """The product of dimensions and numbers; None where it is a dimension's negative, or 0 in place of one."""
+    number, names = factors_of(dims)
     return product_of(number, names) if number > 0 or not names else None
 
 
