@@ -36,8 +36,10 @@ def kernels() -> Iterator[Kernels]:
     """Compiles a model with some nodes in 8 bits for compute capability 8.9, and lists its kernels."""
     with Compiler() as compiler, tempfile.TemporaryDirectory() as folder:
 
-        def compiled(source: ir.Model, *ops: QuantizedOp, maps: bool = False) -> list[LayerInfo]:
-            model = cast_borders(apply_plan(source, PrecisionPlan(Precision.INT8, FP16, {}, ops)), FP16.dtype)
+        def compiled(
+            source: ir.Model, *ops: QuantizedOp, maps: bool = False, ends: tuple[str, ...] = ()
+        ) -> list[LayerInfo]:
+            model = cast_borders(apply_plan(source, PrecisionPlan(Precision.INT8, FP16, {}, ops)), FP16.dtype, ends)
             path = Path(folder) / "m.onnx"
             save_model(model, path)
             borders = [str(value.name) for value in (*model.graph.inputs, *model.graph.outputs)]
@@ -140,6 +142,17 @@ def test_a_16_bit_product_writes_fp8_at_no_cost_and_int8_with_a_kernel(kernels: 
     first = kernels(source, op("c", "r", "fp8"))[0]
     assert (first.inputs[0].dtype, first.outputs[0].dtype) == ("Half", "FP8")
     assert len(kernels(source, op("c", "r", "int8"))) == len(kernels(source, op("c", "r", "fp8"))) + 1
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_a_product_that_ends_the_network_writes_fp32_where_its_scales_are_fp32(
+    kernels: Kernels, dtype: Precision
+) -> None:
+    source = model("g (float[64,256] x) => (float[64,2048] y) { n = Relu(x) y = MatMul(n, w) }", w=(256, 2048))
+    narrow, wide = (kernels(source, replace(op("y", "n", dtype), ends=ends), ends=("y",)) for ends in (False, True))
+    assert [layer.outputs[0].dtype for layer in narrow[-2:]] == ["Half", "Float"]
+    assert "y" in wide[-1].onnx_nodes and wide[-1].outputs[0].dtype == "Float" and read(wide, "y", dtype)
+    assert len(wide) == len(narrow) - 1 and moved(wide) < 0.6 * moved(narrow)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])

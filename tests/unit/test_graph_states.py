@@ -8,7 +8,8 @@ import pytest
 from trtopt.errors import InvalidModelError
 from trtopt.graph.states import find_read_caches, find_states
 from trtopt.precision.fp16.cast_to_half import cast_to_half
-from trtopt.precision.fp16.states import check_states, state_requests
+from trtopt.precision.fp16.network_io import IoRequest
+from trtopt.precision.fp16.states import check_states, fp32_outputs, state_requests
 from trtopt.precision.plan import FP16
 
 
@@ -61,6 +62,12 @@ def test_in_fp16_a_state_is_fp16_unless_it_is_named() -> None:
     asked = [(item.name, item.dtype) for item in state_requests(cast, {"kept"})]
     assert asked == [("past", "fp16"), ("present", "fp16")]
     assert state_requests(model(GROWN), ()) == ()
+
+
+def test_no_state_leaves_in_fp32_nor_what_io_gives_another_type() -> None:
+    assert fp32_outputs(model(GROWN)) == {"y"}
+    assert fp32_outputs(model(GROWN), [IoRequest("y", "fp32", "chw")]) == {"y"}
+    assert fp32_outputs(model(GROWN), [IoRequest("y", "fp16", "chw")]) == frozenset()
 
 
 def test_the_keys_of_an_encoder_are_read_in_fp16() -> None:

@@ -16,12 +16,12 @@ from trtopt.events import Event, ignore
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.judge.protocol import Priced, PriceFile, Prices
-from trtopt.judge.selection import Guard, Guarded, between
-from trtopt.precision.decide import wanted_tensors
+from trtopt.judge.selection import Guard, Guarded, between, subgraph_of
+from trtopt.precision.decide import plan_for, wanted_tensors
 from trtopt.precision.observe.statistics import StatsBuilder
-from trtopt.precision.plan import FP16
+from trtopt.precision.plan import FP16, PrecisionPlan
 from trtopt.precision.regions import Problem, find_candidates
-from trtopt.precision.write import cast_borders
+from trtopt.precision.write import apply_plan, cast_borders
 from trtopt.report.schema.steps import Cost
 from trtopt.support.precision import Precision
 
@@ -538,6 +538,33 @@ def test_the_scale_at_the_border_of_a_piece_stays_above_zero() -> None:
         found = cast_borders(ir.from_onnx_text(text), dtype)
         (node,) = found.graph
         assert found.graph.inputs[0].dtype is dtype and float(np.asarray(edit.constant_of(node.inputs[1]))) > 0
+
+
+LOGITS = "g (float[4,32] x) => (float[4,64] y) { h = Relu(x) m = MatMul(h, w) n = Relu(m) y = MatMul(n, v) }"
+
+
+def test_the_form_with_one_scale_of_a_product_that_ends_the_network_writes_fp32() -> None:
+    source = model(LOGITS, w=(32, 32), v=(32, 64))
+    problem = problem_of(source)
+    forms = {ends: find_candidates(replace(problem, ends=ends), ("int8",)).ops for ends in ((), ("y",))}
+    found = {ends: [(op.weight_axis, op.ends) for op in ops["y"]] for ends, ops in forms.items()}
+    assert found == {(): [(1, False), (None, False)], ("y",): [(1, False), (None, True)]}
+    assert not any(op.ends for op in forms[("y",)]["m"])
+    written = apply_plan(source, plan_for(problem, Precision.INT8, (forms[("y",)]["y"][1],)))
+    last = written.graph.outputs[0].producer()
+    assert (
+        last is not None
+        and last.op_type == "MatMul"
+        and {value.dtype for value in last.inputs if value} == {ir.DataType.FLOAT}
+    )
+
+
+def test_a_piece_keeps_the_cast_to_an_output_of_the_network() -> None:
+    source = model(LOGITS, w=(32, 32), v=(32, 64))
+    for ends, dtype in (((), ir.DataType.FLOAT16), (("y",), ir.DataType.FLOAT)):
+        piece = cast_borders(apply_plan(source, PrecisionPlan(Precision.FP16, FP16)), FP16.dtype, ends)
+        assert piece.graph.outputs[0].dtype is dtype
+    assert subgraph_of(source, ("y",)).key != subgraph_of(source).key
 
 
 def test_regions_that_slow_the_whole_network_are_taken_back_and_the_others_stay() -> None:

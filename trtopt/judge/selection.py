@@ -323,7 +323,9 @@ class Guard:
             if profile_of(subgraph.model) is None:
                 return RegionVerdict(region, {}, f"it cannot be judged: {error.what}")
             self.on_event(Event("warning", "guard", text=f"{only_at_optimum(subgraph.model)}: {error.what}"))
-            self._subgraphs[region.name] = subgraph_of(at_shapes(subgraph.model, best_shapes(subgraph.model)))
+            self._subgraphs[region.name] = subgraph_of(
+                at_shapes(subgraph.model, best_shapes(subgraph.model)), self.problem.ends
+            )
             return self._judged(region, state, again=again)
         now = {node: state[node] for node in region.nodes if node in state}
         if again and now and len(self._types(region)) == 1:
@@ -439,7 +441,7 @@ class Guard:
                 self._subgraphs[region.name] = str(error)
             else:
                 infer_in_place(model)
-                self._subgraphs[region.name] = subgraph_of(model)
+                self._subgraphs[region.name] = subgraph_of(model, self.problem.ends)
         return self._subgraphs[region.name]
 
     def _price(self, subgraph: Subgraph, choice: Choice) -> Priced:
@@ -460,7 +462,7 @@ class Guard:
         return Question(
             f"{subgraph_key(subgraph, plan)} inner",
             subgraph.names,
-            lambda: cast_borders(apply_plan(subgraph.model, plan), self.problem.narrow.dtype),
+            lambda: cast_borders(apply_plan(subgraph.model, plan), self.problem.narrow.dtype, self.problem.ends),
             inner=True,
         )
 
@@ -541,8 +543,10 @@ class Subgraph:
     names: tuple[str, ...]
 
 
-def subgraph_of(model: ir.Model) -> Subgraph:
-    return Subgraph(model, structure_key(model), tuple(str(node.name) for node in model.graph))
+def subgraph_of(model: ir.Model, ends: Collection[str] = ()) -> Subgraph:
+    """A subgraph; ``ends`` are the names of the outputs of the network itself, which stay FP32."""
+    places = [index for index, value in enumerate(model.graph.outputs) if value.name in ends]
+    return Subgraph(model, f"{structure_key(model)} {places}", tuple(str(node.name) for node in model.graph))
 
 
 def subgraph_key(subgraph: Subgraph, plan: PrecisionPlan) -> str:
@@ -554,6 +558,7 @@ def subgraph_key(subgraph: Subgraph, plan: PrecisionPlan) -> str:
             op.dtype,
             str(op.weight_axis),
             op.multiply,
+            op.ends,
             sorted(places[n] for n in op.skips if n in places),
         )
         for op in plan.quantized

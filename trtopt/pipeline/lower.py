@@ -31,7 +31,9 @@ from trtopt.pipeline.product import Lowered
 from trtopt.pipeline.put_back import PutBack, warn_of_fp32
 from trtopt.pipeline.search import RegionOracle, search, settled
 from trtopt.precision.decide import decide, int8_flop_share, plan_for, wanted_tensors, with_bfloat
+from trtopt.precision.fp16.network_io import parse_io
 from trtopt.precision.fp16.rescale import RESCALE, rescaled
+from trtopt.precision.fp16.states import fp32_outputs
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.ranges import ValueRanges, range_warnings
 from trtopt.precision.observe.statistics import TensorStats
@@ -115,7 +117,8 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
     put_back = PutBack(job.samples, job.target, job.config, job.open_judge, clock)
     if is_quantized:
         problem = Problem(base, job.target.backend.name, stats, shapes, job.config.calib_method, FP16)
-        problem = replace(problem, takes_bfloat=job.target.takes_bfloat and not job.saved)
+        ends = fp32_outputs(artifact.model, parse_io(job.config.io))
+        problem = replace(problem, takes_bfloat=job.target.takes_bfloat and not job.saved, ends=ends)
         mended = put_back.mend(problem.model, _of_16_bits(problem, job, clock))
         problem = replace(problem, fallbacks=mended.fallbacks)
         wanted = wanted_tensors(base, job.precision, job.target.backend.name).histogram

@@ -89,6 +89,7 @@ class QuantizedOp:
         dtype: The 8-bit type of both.
         other: The second operand where it is an activation (attention's products) and no constant weight.
         skips: Names of the additions that read ``activation`` as a residual, and read it quantized too.
+        ends: Whether its result leaves the network in FP32, and the node writes it so: the scales are stored in FP32.
     """
 
     node: str
@@ -100,6 +101,7 @@ class QuantizedOp:
     dtype: Precision = Precision.INT8
     other: Operand | None = None
     skips: tuple[str, ...] = ()
+    ends: bool = False
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,8 @@ class Problem:
         unknown: Why a tensor has no INT8 range although there are statistics, by tensor name.
         fallbacks: Nodes that stay FP32 because the outputs need it, with the reason.
         takes_bfloat: Whether the target computes in BF16.
+        ends: Outputs that leave the network in FP32 whatever computes them
+            (:func:`trtopt.precision.fp16.states.fp32_outputs`).
     """
 
     model: ir.Model
@@ -139,6 +141,7 @@ class Problem:
     unknown: Mapping[str, str] = field(default_factory=dict)
     fallbacks: Mapping[str, str] = field(default_factory=dict)
     takes_bfloat: bool = False
+    ends: Collection[str] = ()
 
     @property
     def fuses_quantizers(self) -> bool:
@@ -189,8 +192,10 @@ def find_candidates(problem: Problem, dtypes: Sequence[Precision]) -> Candidates
     for dtype in dtypes:
         found, out = _ops(problem, dtype)
         for op in found:
-            coarser = _coarser(op, nodes[op.node]) if problem.fuses_quantizers else ()
-            ops[op.node] = (*ops.get(op.node, ()), op, *coarser)
+            forms = (op, *_coarser(op, nodes[op.node])) if problem.fuses_quantizers else (op,)
+            if problem.fuses_quantizers and _ends_network(nodes[op.node], problem.ends):
+                forms = tuple(replace(form, ends=form.weight_axis is None) for form in forms)
+            ops[op.node] = (*ops.get(op.node, ()), *forms)
         for refusal in out:
             refused.setdefault(refusal.node, refusal)
     regions: dict[str, list[str]] = {}
@@ -233,6 +238,17 @@ def _coarser(op: QuantizedOp, node: ir.Node) -> tuple[QuantizedOp, ...]:
     if op.weight_axis is None or op.dtype != Precision.INT8 or weight_sqnr_db(node) < rules.LEAST_WEIGHT_SQNR_DB:
         return ()
     return (replace(op, weight_axis=None, multiply=False),)
+
+
+def _ends_network(node: ir.Node, ends: Collection[str]) -> bool:
+    """Whether one of the FP32 outputs ``ends`` is the product that ``node`` computes, and nothing else reads it.
+
+    A 16-bit product is cast to FP32 by a kernel of its own. An 8-bit one with one scale per weight and no bias writes
+    FP32 (TensorRT for RTX 1.7.1; with a bias or scales per channel these are a kernel of their own that FP32 makes
+    dearer; a convolution's result is transposed by another kernel, which casts it as well).
+    """
+    value = node.outputs[0]
+    return node.op_type != "Conv" and len(node.inputs) == 2 and value.name in ends and not value.uses()
 
 
 def candidate_nodes(

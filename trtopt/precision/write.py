@@ -227,11 +227,14 @@ class _QdqWriter:
         if op.multiply and op.dtype != Precision.INT8:
             raise ValueError(f"{node.name}: a multiplication per channel is for INT8; FP8 needs none")
         is_wide = op.node in self._plan.wide
-        node.replace_input_with(0, self._activation(data, op.activation_amax, op.dtype, is_wide))
+        ends = op.ends and op.node not in self._plan.bias and not is_wide
+        if ends:
+            self.wide.add(op.node)
+        node.replace_input_with(0, self._activation(data, op.activation_amax, op.dtype, is_wide, ends))
         if op.other is not None:
             node.replace_input_with(1, self._activation(weight, op.other.amax, op.dtype, is_wide))
         elif not (op.multiply and self._scaled_conv(node, weight, op, is_wide)):
-            node.replace_input_with(1, self._weight(weight, op, is_wide, node))
+            node.replace_input_with(1, self._weight(weight, op, is_wide, node, ends))
 
     def quantize_residuals(self, additions: list[ir.Node], op: QuantizedOp) -> None:
         """Let additions read the quantized form of the tensor that ``op`` reads."""
@@ -242,9 +245,9 @@ class _QdqWriter:
                     quantized = self._activation(value, op.activation_amax, op.dtype, wide)
                     node.replace_input_with(index, quantized)
 
-    def _activation(self, value: ir.Value, amax: float, dtype: Precision, wide: bool) -> ir.Value:
+    def _activation(self, value: ir.Value, amax: float, dtype: Precision, wide: bool, ends: bool = False) -> ir.Value:
         name = str(value.name)
-        key = (name, wide, dtype)
+        key = (name, wide or ends, dtype)
         if key in self._activations:
             return self._activations[key]
         number = activation_scale(amax, self._type(wide), dtype)
@@ -255,7 +258,7 @@ class _QdqWriter:
         insert_behind(self._graph, value, [*quantizer, dequantized])
         if len(quantizer) > 1 or self._stays_fp32(value):
             self.wide.update(str(node.name) for node in quantizer)
-        if wide:
+        if wide or ends:
             self.wide.add(str(dequantized.name))
         self._activations[key] = dequantized.outputs[0]
         return dequantized.outputs[0]
@@ -291,9 +294,9 @@ class _QdqWriter:
             return False
         return not any(node.name in self._readers and node.name not in self._plan.wide for node, _ in value.uses())
 
-    def _weight(self, value: ir.Value, op: QuantizedOp, wide: bool, node: ir.Node) -> ir.Value:
+    def _weight(self, value: ir.Value, op: QuantizedOp, wide: bool, node: ir.Node, ends: bool = False) -> ir.Value:
         axis = None if op.multiply else op.weight_axis
-        key = (value, axis, wide, op.dtype, op.node if op.node in self._plan.rounded else "")
+        key = (value, axis, wide or ends, op.dtype, op.node if op.node in self._plan.rounded else "")
         if key in self._weights:
             return self._weights[key]
         exact = edit.constant_of(value)
@@ -307,7 +310,7 @@ class _QdqWriter:
         if axis is not None:
             dequantize.attributes["axis"] = ir.AttrInt64("axis", axis)
         self._graph.insert_before(node, dequantize)
-        if wide:
+        if wide or ends:
             self.wide.add(str(dequantize.name))
         self._weights[key] = dequantize.outputs[0]
         return dequantize.outputs[0]
@@ -391,11 +394,11 @@ def apply_plan(base: ir.Model, plan: PrecisionPlan) -> ir.Model:
     return model
 
 
-def cast_borders(model: ir.Model, narrow: ir.DataType) -> ir.Model:
+def cast_borders(model: ir.Model, narrow: ir.DataType, ends: Collection[str] = ()) -> ir.Model:
     """Give the inputs and outputs of a subgraph of a network the type they have inside an engine.
 
     An input takes the type that all its readers cast it to, a quantizer the narrow type; an output that of what is cast
-    to FP32 last.
+    to FP32 last, but for ``ends``, those of the network itself.
     """
     graph = model.graph
     for value in list(graph.inputs):
@@ -403,7 +406,13 @@ def cast_borders(model: ir.Model, narrow: ir.DataType) -> ir.Model:
     for index, value in enumerate(graph.outputs):
         cast = value.producer()
         source = cast.inputs[0] if cast is not None and edit.is_op(cast, "Cast") else None
-        if cast is None or source is None or source.producer() is None or source.is_graph_output():
+        if (
+            value.name in ends
+            or cast is None
+            or source is None
+            or source.producer() is None
+            or source.is_graph_output()
+        ):
             continue
         if value.dtype is ir.DataType.FLOAT and source.dtype in HALF_TYPES:
             graph.outputs[index] = source

@@ -48,6 +48,17 @@ def with_states(model: ir.Model, io: Sequence[IoRequest] = ()) -> ir.Model:
     return apply_io(model, asked) if asked else model
 
 
+def fp32_outputs(model: ir.Model, io: Sequence[IoRequest] = ()) -> frozenset[str]:
+    """Names of the outputs that leave a network in FP32: no states, and none that ``io`` gives another type."""
+    others = {str(state.output.name) for state in find_states(model)}
+    others |= {request.name for request in io if request.dtype != "fp32"}
+    return frozenset(
+        str(value.name)
+        for value in model.graph.outputs
+        if value.dtype is ir.DataType.FLOAT and str(value.name) not in others
+    )
+
+
 def _type_of_growth(state: State) -> ir.DataType | None:
     """The type in which new entries are put in; None for a state that is handed on."""
     return None if state.node is None else state.node.outputs[0].dtype
