@@ -41,7 +41,7 @@ class CroppedConv:
         Causal convolutions are written as ones that pad both sides and cut off the end, transposed ones of
         vocoders and codecs as ones without padding. TensorRT for RTX copies what is left, in a kernel that separates
         the convolution from its activation and residual: a temporal convolutional network of six blocks (128 channels,
-        512 steps, batch 8, FP16), 27 kernels and 297 us -> KERNELS and US by a plain roofline of an L4.
+        512 steps, batch 8, FP16), 27 kernels and 297 us -> 18 and 196 by a plain roofline of an L4.
     Numerics:
         Exact.
     Refuses when:
