@@ -15,6 +15,7 @@ from trtopt_recipes.constant_branch import ConstantBranch
 from trtopt_recipes.constant_expression import ConstantExpression
 from trtopt_recipes.conv_1d import Conv1d
 from trtopt_recipes.conv_1x1_chain import Conv1x1Chain
+from trtopt_recipes.cropped_conv import CroppedConv
 from trtopt_recipes.dead_node import DeadNode
 from trtopt_recipes.decomposed_gelu import DecomposedGelu
 from trtopt_recipes.decomposed_layer_norm import DecomposedLayerNorm
@@ -92,6 +93,7 @@ PACK = (
     DecomposedGelu(),
     ConstantAffine(),
     PadConv(),
+    CroppedConv(),
     LayerScale(),
     DecomposedLayerNorm(),
     GroupNorm(),

@@ -23,6 +23,9 @@ _LARGEST_SUM = 3.1e4
 _SMALLEST_SCALE = 1 / 64
 """A mask may be multiplied by numbers from here to 1: what is left of it, 234, still leaves FP32 no weight."""
 
+_ONE_AXIS = 13
+"""The opset from which on softmax is over one axis."""
+
 _DEPTH = 24
 """Nodes between a constant and its softmax; real exports have up to ten."""
 
@@ -36,8 +39,9 @@ class MaskConstant:
         Where(condition, C, x) and in constant masks: exp(C - largest score) is 0 with either.
     Requires:
         A precision whose graph becomes FP16 (fp16, int8, fp8). From the constant on, only views, casts, additions,
-        selections, a factor of integers and a scale from 1/64 to 1 up to Softmax over the last axis. A factor is
-        known to be integers when it comes from a Cast of booleans or integers.
+        selections, a factor of integers and a scale from 1/64 to 1 up to Softmax over the last axis, or over another
+        along which the condition of a selection right before it differs. A factor is known to be integers when it
+        comes from a Cast of booleans or integers.
     Why faster:
         What a constant too large for FP16 is added to must stay FP32 up to its softmax, and a mask that is a tensor
         of its own is FP32. On TensorRT for RTX attention is one kernel either way, and reads half the bytes of mask:
@@ -49,8 +53,8 @@ class MaskConstant:
     Refuses when:
         The mask is used by something else, or is a graph output; it is multiplied by numbers that may not be integers
         (a float input); a constant has several different numbers beyond FP16; more than two masks are added up;
-        softmax is over another axis. Masks of -inf are left: FP16 holds it, a row masked throughout is NaN in FP32 as
-        well, and the compiler lists the blocks that are -inf, to skip them.
+        softmax is over another axis, but for such a selection. Masks of -inf are left: FP16 holds it, a row masked
+        throughout is NaN in FP32 as well, and the compiler lists the blocks that are -inf, to skip them.
     """
 
     name: str = "mask-constant"
@@ -167,7 +171,8 @@ class _Flow:
     def from_input(self, node: ir.Node, index: int, depth: int = _DEPTH) -> _Way:
         """Where input ``index`` of ``node`` leads."""
         if edit.is_op(node, "Softmax"):
-            return _Way(True, "" if _over_last(node, self._opset) else f"{node.name} is not over the last axis")
+            fits = _over_last(node, self._opset) or _selects_along(node, self._opset)
+            return _Way(True, "" if fits else f"{node.name} is not over the last axis")
         if edit.is_op(node, "Attention") and index == 3:
             return _Way(True)
         if edit.is_op(node, "Shape") or (edit.is_op(node, "Equal") and _is_zero(node.inputs[1 - index])):
@@ -280,6 +285,17 @@ def _over_last(softmax: ir.Node, opset: int) -> bool:
     value = softmax.inputs[0]
     axis = edit.int_attribute(softmax, "axis", -1 if opset >= 13 else 1)
     return axis == -1 or (value is not None and value.shape is not None and axis == len(value.shape) - 1)
+
+
+def _selects_along(softmax: ir.Node, opset: int) -> bool:
+    """Whether a Where right before a softmax tells the elements apart that it is over, along whatever axis."""
+    value = softmax.inputs[0]
+    where = value.producer() if value is not None else None
+    condition = edit.dims_of_value(where.inputs[0]) if where is not None and edit.is_op(where, "Where") else None
+    if condition is None or value is None or value.shape is None or opset < _ONE_AXIS:
+        return False
+    axis = edit.int_attribute(softmax, "axis", -1) % len(value.shape) - len(value.shape)
+    return -axis <= len(condition) and condition[axis] not in (1, None)
 
 
 def _filling(node: ir.Node) -> np.ndarray | None:

@@ -8,11 +8,18 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from trtopt.graph import edit
+from trtopt.graph.cost import POINTWISE
 from trtopt.graph.permute import Perm, can_permute, data_inputs, inverse, keeps_rank, permute
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _MOST_USES = 100
 """Values used more often stay as they are: each step of the search looks at all uses of a value."""
+
+_LESS = 8
+"""How many times fewer elements more Transposes have to move to be written for fewer: small ones fuse."""
+
+_SPREADING = frozenset(POINTWISE) | edit.BROADCAST | {"Softmax", "LogSoftmax"}
+"""Operators whose result may be larger than what they read, and is never a part of it."""
 
 
 @dataclass(frozen=True)
@@ -23,16 +30,20 @@ class TransposePush:
         f(Transpose(x)) = Transpose(f'(x)) for element-wise operators, activations, Concat, Split, Pad, Slice, Softmax
         and reductions, f' being f with its axes and constants permuted. A region of such operators is turned around
         as a whole: Transposes that enter it, and their inverses that leave it, disappear; where it meets something
-        that stays in the old layout, a Transpose is written.
+        that stays in the old layout, a Transpose is written. Likewise where small tensors can be transposed in place
+        of what is broadcast from them (scores of pairs, a sum per pair of a number of each).
     Requires:
         Constant axes, pads and broadcast operands; known ranks.
     Why faster:
         Each Transpose that does not fuse is a kernel that reads and writes the whole tensor, and separates a
         convolution from its bias and activation. Exports from TensorFlow have one on each side of every convolution.
+        Dense graph attention of two layers (128 nodes, 8 heads of 32, batch 8, FP16), whose scores have their heads
+        last: 15 kernels and 152 us -> 14 and 115 by a plain roofline of an L4.
     Numerics:
         Exact but for the order of summation in reductions.
     Refuses when:
-        The number of Transposes would not fall, or the tensors they move would become larger: no match.
+        The number of Transposes would not fall, or the tensors they move would become larger, and an eighth of the
+        elements is not enough: no match.
     """
 
     name: str = "transpose-push"
@@ -46,10 +57,8 @@ class TransposePush:
         for graph in edit.all_graphs(model.graph):
             taken: set[ir.Node] = set()
             transposes = [node for node in graph if _perm_of(node) is not None]
-            for perm in dict.fromkeys(_perm_of(node) for node in transposes):
-                if perm is None or perm == tuple(sorted(perm)):
-                    continue
-                for match in _regions(_Layout(graph, perm, opset), transposes):
+            for perm, by_size in _layouts(transposes):
+                for match in _regions(_Layout(graph, perm, opset, by_size), transposes):
                     if taken.isdisjoint(match.nodes):
                         taken.update(match.nodes)
                         matches.append(match)
@@ -80,9 +89,16 @@ def _perm_of(node: ir.Node) -> Perm | None:
     )
 
 
+def _layouts(transposes: list[ir.Node]) -> Iterator[tuple[Perm, bool]]:
+    """The permutations of regions, to be judged by the Transposes that go, then by the elements that these move."""
+    perms = [perm for perm in map(_perm_of, transposes) if perm is not None and perm != tuple(sorted(perm))]
+    yield from ((perm, False) for perm in dict.fromkeys(perms))
+    yield from ((perm, True) for perm in dict.fromkeys(inverse(perm) for perm in perms if inverse(perm) != perm))
+
+
 @dataclass
 class _Layout:
-    """One graph, one permutation, and which nodes can be turned around.
+    """One graph, one permutation, whether elements count or Transposes, and which nodes can be turned around.
 
     Where the permutation is its own inverse, both sides of a Transpose are the same tensor in the two layouts, and
     count as one value with two faces.
@@ -91,6 +107,7 @@ class _Layout:
     graph: ir.Graph
     perm: Perm
     opset: int
+    by_size: bool = False
     back: Perm = ()
     _turning: dict[ir.Node, bool] = field(default_factory=dict)
     _hubs: dict[ir.Value, bool] = field(default_factory=dict)
@@ -179,14 +196,20 @@ class _Layout:
         return _first_output(value, self.back) is node
 
     def cost(self, value: ir.Value, turned: set[ir.Node]) -> tuple[int, int]:
-        """Transposes, and elements moved, that it takes to have ``value`` in the layouts its users want."""
+        """Transposes, and elements moved, that it takes to have ``value`` in the layouts its users want.
+
+        Where elements count they come first, and a Transpose that only moves axes of one element is none.
+        """
         native = value.producer() in turned if self.makes(value) else self.is_origin(value)
         if all(wanted == native for wanted in self._wanted(value, turned)):
             return 0, 0
         size = 1
         for dim in edit.static_shape(value) or (value.shape or ()):
             size *= dim if isinstance(dim, int) else 1
-        return 1, size
+        if not self.by_size:
+            return 1, size
+        long = [axis for axis, dim in zip(self.perm, value.shape or (), strict=False) if dim != 1]
+        return (0, 0) if long == sorted(long) and value.shape is not None else (size, 1)
 
     def _wanted(self, value: ir.Value, turned: set[ir.Node]) -> Iterator[bool]:
         """For each use of ``value``, whether it wants the other layout."""
@@ -225,9 +248,16 @@ def _regions(layout: _Layout, transposes: list[ir.Node]) -> Iterator[Match]:
     for group in _connected(layout, sorted(turned, key=position.__getitem__), turned):
         values = dict.fromkeys(value for node in group for value in layout.values(node))
         before, after = (_total(layout, values, nodes) for nodes in (set(), set(group)))
-        if after[0] < before[0] and after[1] <= before[1]:
+        if _pays(layout, group, before, after):
             nodes = sorted(group, key=position.__getitem__)
             yield Match((*nodes, *_gone(layout, values)), choice=" ".join(str(axis) for axis in layout.perm))
+
+
+def _pays(layout: _Layout, group: list[ir.Node], before: tuple[int, int], after: tuple[int, int]) -> bool:
+    """Whether Transposes go, and do not move more for that; or, by size, whether they move far less."""
+    if not layout.by_size:
+        return after[0] < before[0] and after[1] <= before[1]
+    return 0 < after[0] * _LESS <= before[0] and all(node.op_type in _SPREADING for node in group)
 
 
 def _total(layout: _Layout, values: Iterable[ir.Value], turned: set[ir.Node]) -> tuple[int, int]:

@@ -208,6 +208,29 @@ PUSHES: tuple[Case, ...] = (
     ),
     Case(
         "transpose-push",
+        "broadcast-scores",
+        "g (float[N, 16, 1, 8] q, float[N, 1, 16, 8] k, float[N, 16, 16, 1] m, float[N, 8, 16, 5] v) => "
+        "(float[N, 8, 16, 5] y) { a = Add(q, k) r = Tanh(a) b = Mul(r, m) p = Softmax <axis = 2> (b) "
+        "t = Transpose <perm = [0, 3, 1, 2]> (p) y = MatMul(t, v) }",
+        tolerance=1e-5,
+    ),
+    Case(
+        "transpose-push",
+        "broadcast-little",
+        "g (float[N, 16, 1, 4] q, float[N, 1, 6, 4] k, float[N, 4, 6, 5] v) => (float[N, 4, 16, 5] y) "
+        "{ a = Add(q, k) r = Tanh(a) t = Transpose <perm = [0, 3, 1, 2]> (r) y = MatMul(t, v) }",
+        changes=0,
+    ),
+    Case(
+        "transpose-push",
+        "large-mean",
+        "g (float[N, 64, 4, 4] x) => (float[N, 1, 1, 64] y) { t = Transpose <perm = [0, 2, 3, 1]> (x) r = Relu(t) "
+        "y = ReduceMean <axes = [1, 2]> (r) }",
+        tolerance=1e-5,
+        changes=0,
+    ),
+    Case(
+        "transpose-push",
         "mean-over-channels",
         f"g ({X}) => (float[N, 6, 6] y) {{ t = {NHWC} (x) y = ReduceMean <axes = [3], keepdims = 0> (t) }}",
         tolerance=1e-5,

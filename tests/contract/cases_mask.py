@@ -66,6 +66,13 @@ CASES: tuple[Case, ...] = (
     case("where-mask", f"{BOOL} b = Where(n, low, zero) {SCORES} {ADD}"),
     case("where-kept", f"{KEPT} b = Where(k1, zero, low) {SCORES} {ADD}", low=[-1e12]),
     case("where-scores", f"{BOOL} {SCORES} s2 = Where(n, low, s1) {SOFTMAX}".replace("axis = -1", "axis = 2")),
+    case(
+        "where-other-axis",
+        f"{BOOL} r = Transpose <perm = [0, 2, 1]> (n) {SCORES} s2 = Where(r, low, s1) {SOFTMAX}".replace("-1>", "1>"),
+    ),
+    refused(
+        "where-all-of-other-axis", f"{BOOL} {SCORES} s2 = Where(n, low, s1) {SOFTMAX}".replace("axis = -1", "axis = 1")
+    ),
     case("constant", f"{SCORES} {ADD}", io=ALONE, values={"b": CAUSAL[:, :5, :5]}),
     case(
         "double", f"{SCORES} b = Cast <to = 1> (d) {ADD}", io=ALONE, values={"d": CAUSAL[0, :5, :5].astype(np.float64)}

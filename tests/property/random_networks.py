@@ -13,6 +13,7 @@ from token_parts import (
     TOKEN_PARTS,
     adapted,
     contracted,
+    cropped,
     experts,
     last_axes,
     layer_norm,
@@ -37,7 +38,7 @@ _RARE_EVERY = 20
 _CYCLE = (stacked, normalized_attention, repeated_bias, waves_to_pixels, excited, mixer, excited)
 RARE_PARTS = (
     *_CYCLE, *_CYCLE[:6], adapted, adapted, adapted, mixer, mixer, waves_to_pixels, *(vocabulary,) * 4,
-    *(contracted,) * 3, *(experts,) * 2,
+    *(contracted,) * 3, *(experts,) * 2, *(cropped,) * 3, stacked,
 )  # fmt: skip
 
 

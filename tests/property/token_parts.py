@@ -315,6 +315,26 @@ def contracted(b: NetBuilder, x: Value) -> Value:
     return linear(b, y, x.width)
 
 
+def cropped(b: NetBuilder, x: Value) -> Value:
+    """Convolutions over the last axis that pad both sides, or are transposed, and whose ends are cut off."""
+    n, c, length = x.shape
+    kernel, gap = b.pick(2, 3, 4), b.pick(1, 2)
+    pad = gap * (kernel - 1)
+    y = x
+    for _ in range(b.size(1, 2)):
+        weight = b.weight((x.dim(1), x.dim(1), kernel), x.dim(1) * kernel)
+        made = b.op("Conv", [y.name, weight], [n, c, x.dim(2) + pad], pads=[pad, pad], dilations=[gap])
+        made = b.unary("Tanh", made) if b.chance() else made
+        end = b.pick(-pad, x.dim(2))
+        y = b.op("Slice", [made.name, b.ints(0), b.ints(end), b.ints(2)], [n, c, length])
+        y = b.binary("Add", b.unary("Relu", y), x)
+    if b.chance():
+        weight = b.weight((x.dim(1), x.dim(1), 4), x.dim(1) * 4)
+        y = b.op("ConvTranspose", [y.name, weight], [n, c, 2 * x.dim(2) + 2], strides=[2])
+        y = b.op("Slice", [y.name, b.ints(1), b.ints(-1), b.ints(-1)], [n, c, 2 * x.dim(2)])
+    return y
+
+
 def experts(b: NetBuilder, x: Value) -> Value:
     """Two of the experts for each token, whose weights are gathered, one of them as the second operand."""
     width, inner, count = x.width, b.size(3, 9), b.size(2, 4)

@@ -123,6 +123,19 @@ def test_a_map_is_turned_before_it_is_flattened_for_a_product(tmp_path: Path) ->
     assert turned[1] < 0.75 * plain[1]
 
 
+def test_what_is_cut_off_behind_a_convolution_is_left_out(tmp_path: Path) -> None:
+    graph = (
+        "g (float[8, 128, 512] x) => (float[8, 128, 512] y) <int64[1] s = {0}, int64[1] e = {-8}, int64[1] a = {2}> "
+        "{ c = Conv <pads = [8, 8], dilations = [4]> (x, k) t = Slice(c, s, e, a) r = Relu(t) "
+        "d = Conv <pads = [8, 8], dilations = [4]> (r, v) u = Slice(d, s, e, a) q = Relu(u) y = Add(q, x) }"
+    )
+    weights = {"k": (128, 128, 3), "v": (128, 128, 3)}
+    before = numbers(run(tmp_path, "none", graph, weights))
+    after = numbers(run(tmp_path, "cropped-conv", graph, weights))
+    assert after[0] < before[0]
+    assert after[1] < 0.9 * before[1]
+
+
 def test_rows_are_multiplied_by_all_experts_before_one_is_selected(tmp_path: Path) -> None:
     graph = (
         "g (float[256, 512] x, float[256, 8] s) => (float[256, 512, 1] y) <int64[1] last = {-1}> "
