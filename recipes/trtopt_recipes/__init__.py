@@ -27,6 +27,7 @@ from trtopt_recipes.gathered_weights import GatheredWeights
 from trtopt_recipes.global_average_pool import GlobalAveragePool
 from trtopt_recipes.group_norm import GroupNorm
 from trtopt_recipes.identity import Identity
+from trtopt_recipes.joined_convs import JoinedConvs
 from trtopt_recipes.joined_sum import JoinedSum
 from trtopt_recipes.late_selection import LateSelection
 from trtopt_recipes.layer_scale import LayerScale
@@ -126,6 +127,7 @@ PACK = (
     ResizeConv(),
     AveragePoolConv(),
     GlobalAveragePool(),
+    JoinedConvs(),
     JoinedSum(),
     PaddedProduct(),
     RepvggBranches(),

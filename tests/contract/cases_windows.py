@@ -119,6 +119,21 @@ def multi_head(label: str, order: str = "1, 0, 2", **options: object) -> Case:
     return Case("merged-projection", label, graph, **options)  # type: ignore[arg-type]
 
 
+WINDOWS = (
+    "g (float[N, 4, 6, 8] x) => (float[N, 4, 6, 8] q, float[N, 2, 24, 4] k, float[N, 24, 2, 4] v) "
+    "<int64[5] split = {-1, 24, 3, 2, 4}, int64[4] map = {-1, 4, 6, 8}, int64[1] z = {0}, int64[1] one = {1}, "
+    "int64[1] two = {2}, int64[1] three = {3}> { a = MatMul(x, m) b = Add(a, bias) c = Reshape(b, split) "
+    "q0 = Slice(c, z, one, two) q1 = Reshape(q0, map) q = Relu(q1) k0 = Slice(c, one, two, two) k1 = Squeeze(k0, two) "
+    "k = Transpose <perm = [0, 2, 1, 3]> (k1) v0 = Slice(c, two, three, two) v1 = Squeeze(v0, two) v = Relu(v1) }"
+)
+"""Tokens in rows and columns; the queries are a map again (to be pooled)."""
+
+
+def tokens_as_map(label: str, graph: str = WINDOWS, recipe: str = "rotated-projection", **options: object) -> Case:
+    options = {"weights": {"m": (8, 24), "bias": (24,)}, "tolerance": 1e-5, **options}
+    return Case(recipe, label, graph, **options)  # type: ignore[arg-type]
+
+
 SCORED = "g (float[N, 2, S, 4] q, float[N, 2, S, 4] k) => (float[N, 2, S, 4] y)"
 LENGTHS = "{0}n = ReduceL2 <axes = [-1]> ({0}) {0}m = Max({0}n, small) {0}d = Div({0}, {0}m)"
 EXPANDED = LENGTHS.replace("Div({0}, {0}m)", "Div({0}, {0}e)").replace(
@@ -219,6 +234,12 @@ CASES: tuple[Case, ...] = (
         "three-first",
         gathers(0).replace("v0 = Gather", "v = Gather").replace("v = Identity(v0)", ""),
         changes=0,
+    ),
+    tokens_as_map("windows-with-queries-as-a-map"),
+    tokens_as_map("windows-are-judged", recipe="merged-projection", changes=0),
+    tokens_as_map(
+        "tokens-that-become-a-map",
+        WINDOWS.replace("[N, 4, 6, 8] x", "[N, 24, 8] x"),
     ),
     cut("rotated", "three-first", rotated(gathers(0)), changes=0),
     *(

@@ -167,6 +167,21 @@ def excited(b: NetBuilder, x: Value) -> Value:
     return conv(b, y, b.size(2, 12))
 
 
+def mixed_convs(b: NetBuilder, x: Value) -> Value:
+    """Tokens as a map whose parts are convolved on their own, by kernels of several sizes, and joined."""
+    y = b.op("Unsqueeze", [x.name, b.ints(3)], (*x.shape, 1))
+    width, stride = b.size(1, 4), b.pick(1, 1, 2)
+    depthwise = b.chance(0.6)
+    sizes = [b.size(1, 4) if depthwise else width for _ in range(b.size(2, 3))]
+    parts = b.split(conv(b, y, sum(sizes)), sizes)
+    kernels = [b.pick(1, 3, 5) for _ in parts]
+    made = [
+        conv(b, part, part.channels, kernel, stride, part.channels if depthwise else 1)
+        for part, kernel in zip(parts, kernels, strict=True)
+    ]
+    return norm(b, concat(b, made))
+
+
 def transposed(b: NetBuilder, x: Value) -> Value:
     """ConvTranspose that doubles or keeps the size, then an addition or a norm."""
     if x.dim(2) > 10:

@@ -61,6 +61,21 @@ NETS = {
     "c2f": Net(
         "split-after-conv", C2F, {**POINT, "u": (32, 32, 3, 3)}, 1, {"k": np.array([32, 32], np.int64)}, channels=96
     ),
+    "mixed-kernels": Net(
+        "joined-convs",
+        "o, p = Split <axis = 1> (a, k) c = Conv <group = 32, pads = [1, 1, 1, 1]> (o, u) "
+        "d = Conv <group = 32, pads = [2, 2, 2, 2]> (p, t) j = Concat <axis = 1> (c, d) z = Relu(j)",
+        {"u": (32, 1, 3, 3), "t": (32, 1, 5, 5)},
+        4,
+        {"k": np.array([32, 32], np.int64)},
+    ),
+    "parted-1x1": Net(
+        "joined-convs",
+        "o, p = Split <axis = 1> (a, k) c = Conv(o, u) d = Conv(p, t) j = Concat <axis = 1> (c, d) z = Relu(j)",
+        {"u": (32, 32, 1, 1), "t": (32, 32, 1, 1)},
+        4,
+        {"k": np.array([32, 32], np.int64)},
+    ),
     "repvgg": Net(
         "repvgg-branches",
         f"c = Conv <{SAME}> (a, w, s) d = Conv(a, u) n = BatchNormalization(a, g, b, m, v) "
