@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -114,3 +115,28 @@ def test_a_second_verdict_asks_the_compiler_for_nothing(tmp_path: Path, monkeypa
     monkeypatch.setattr(Compiler, "layers", lambda *_: pytest.fail("the compiler was asked"))
     again = optimized(tmp_path, "mlp", cache, precision="int8")
     assert again.sixteen_bit == first.sixteen_bit and again.guard == first.guard
+
+
+def test_a_saved_model_ends_as_it_was_judged(tmp_path: Path, cache: str) -> None:
+    """Its last product writes FP32 itself, also where a later run writes 16 bits anew."""
+    rng = np.random.default_rng(0)
+    weights = [
+        constant(name, rng.standard_normal(size, dtype=np.float32))
+        for name, size in (("a", (256, 256)), ("b", (256, 4096)))
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["h"], "h"),
+        helper.make_node("Relu", ["h"], ["r"], "r"),
+        helper.make_node("MatMul", ["r", "b"], ["y"], "y"),
+    ]
+    source = tmp_path / "logits.onnx"
+    onnx.save(model(nodes, [("x", np.float32, [8, 256])], [("y", np.float32)], weights), source)
+    options: dict[str, Any] = {"cache_dir": cache, "gpu": "L4"}
+    first = trtopt.optimize(source, output=tmp_path / "8.onnx", precision="int8", **options)
+    again = trtopt.optimize(tmp_path / "8.onnx", output=tmp_path / "again.onnx", precision="fp16", **options)
+    last = [
+        next(node for node in onnx.load(tmp_path / f"{name}.onnx").graph.node if "y" in node.output)
+        for name in ("8", "again")
+    ]
+    assert [node.op_type for node in last] == ["MatMul", "MatMul"]
+    assert first.shipped is not None and again.shipped == first.shipped

@@ -21,7 +21,7 @@ from trtopt.judge.target import BuildTarget, nearest_target
 from trtopt.pipeline.compile import Compilation, compile_engine
 from trtopt.pipeline.guard import rewrite
 from trtopt.pipeline.host import cut
-from trtopt.precision.fp16.states import with_states
+from trtopt.precision.fp16.states import fp32_outputs, with_states
 from trtopt.report.html.profile_graph import links
 from trtopt.report.schema.analysis import LayerRow
 from trtopt.report.schema.layers import LayerInfo
@@ -123,4 +123,5 @@ def lower_unobserved(
 ) -> ModelArtifact:
     """As :func:`~trtopt.judge.judges.written`, with a step, and states as a build has them."""
     step = StepRecord(f"precision-{precision}", "PRECISION", changes=0, seconds=0.0)
-    return artifact.with_step(with_states(written(artifact.model, precision, shapes, TENSORRT_RTX)), step)
+    model = written(artifact.model, precision, shapes, TENSORRT_RTX, fp32_outputs(artifact.model))
+    return artifact.with_step(with_states(model), step)

@@ -6,7 +6,7 @@ that its documentation names, and the performance model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib import metadata
@@ -32,7 +32,7 @@ from trtopt.judge.target import nearest_target
 from trtopt.precision.decide import decide, wanted_tensors
 from trtopt.precision.fp16.network_io import IoRequest
 from trtopt.precision.fp16.network_io import formats as io_formats
-from trtopt.precision.fp16.states import with_states
+from trtopt.precision.fp16.states import fp32_outputs, with_states
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.statistics import StatsBuilder, TensorStats
 from trtopt.precision.regions import candidate_nodes
@@ -251,7 +251,8 @@ class WritingJudge:
 
     def price(self, model: ir.Model, *, inner: bool) -> Priced:
         if self._precision is not None:
-            model = written(model, self._precision, best_shapes(model), self._backend)
+            ends = () if inner else fp32_outputs(model, self._io)
+            model = written(model, self._precision, best_shapes(model), self._backend, ends)
             if inner:
                 model = cast_borders(
                     model, ir.DataType.BFLOAT16 if self._precision == Precision.BF16 else ir.DataType.FLOAT16
@@ -259,7 +260,13 @@ class WritingJudge:
         return self._judge.price(model if inner else with_states(model, self._io), inner=inner)
 
 
-def written(model: ir.Model, precision: Precision, shapes: Mapping[str, tuple[int, ...]], backend: Backend) -> ir.Model:
+def written(
+    model: ir.Model,
+    precision: Precision,
+    shapes: Mapping[str, tuple[int, ...]],
+    backend: Backend,
+    ends: Collection[str] = (),
+) -> ir.Model:
     """Write a precision into a graph without having run it: speed does not depend on the values.
 
     What needs no statistics is decided as a build decides it: the compiler's INT8 table, operators without a narrow
@@ -270,7 +277,7 @@ def written(model: ir.Model, precision: Precision, shapes: Mapping[str, tuple[in
     base = to_fp32(model)
     wanted = wanted_tensors(base, precision, backend.name)
     stats = dict.fromkeys(wanted.histogram, _harmless())
-    return apply_plan(base, decide(base, precision, backend.name, stats, static_shapes(base, shapes)))
+    return apply_plan(base, decide(base, precision, backend.name, stats, static_shapes(base, shapes), ends=ends))
 
 
 def _harmless() -> TensorStats:

@@ -456,9 +456,8 @@ class Guard:
             for name in subgraph.names
             if name in (wides := self._wide_quantized[choice[name].dtype] if name in chosen else self._wide)
         }
-        plan = PrecisionPlan(
-            Precision.AUTO, self.problem.narrow, wide, tuple(ops), fused_quantizers=self.problem.fuses_quantizers
-        )
+        fused, ends = self.problem.fuses_quantizers, self.problem.own_ends(subgraph.model)
+        plan = PrecisionPlan(Precision.AUTO, self.problem.narrow, wide, tuple(ops), fused_quantizers=fused, ends=ends)
         return Question(
             f"{subgraph_key(subgraph, plan)} inner",
             subgraph.names,
@@ -563,7 +562,7 @@ def subgraph_key(subgraph: Subgraph, plan: PrecisionPlan) -> str:
         )
         for op in plan.quantized
     )
-    types = [sorted(places[name] for name in names if name in places) for names in (plan.wide, plan.bfloat)]
+    types = [sorted(places[name] for name in names if name in places) for names in (plan.wide, plan.bfloat, plan.ends)]
     narrow = plan.narrow.name if plan.narrow is not None else ""
     return hashlib.sha256(f"{subgraph.key} {narrow} {plan.fused_quantizers} {forms} {types}".encode()).hexdigest()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
@@ -114,10 +114,10 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
     if job.samples.source == "user":
         for text in range_warnings(stats, [str(value.name) for value in base.graph.inputs]):
             clock.warn("calibrate", f"calibration samples: {text}")
+    ends = fp32_outputs(artifact.model, parse_io(job.config.io))
     put_back = PutBack(job.samples, job.target, job.config, job.open_judge, clock)
     if is_quantized:
         problem = Problem(base, job.target.backend.name, stats, shapes, job.config.calib_method, FP16)
-        ends = fp32_outputs(artifact.model, parse_io(job.config.io))
         problem = replace(problem, takes_bfloat=job.target.takes_bfloat and not job.saved, ends=ends)
         mended = put_back.mend(problem.model, _of_16_bits(problem, job, clock))
         problem = replace(problem, fallbacks=mended.fallbacks)
@@ -127,8 +127,8 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
         chosen = _choose(problem, observer, job)
         chosen = replace(chosen, steps=(*mended.steps, *taken.steps, *chosen.steps))
     else:
-        plan = decide(base, job.precision, job.target.backend.name, stats, shapes, job.config.calib_method)
-        moved = _rescaled(base, plan, stats, shapes, job)
+        plan = decide(base, job.precision, job.target.backend.name, stats, shapes, job.config.calib_method, ends)
+        moved = _rescaled(base, plan, stats, shapes, job, ends)
         base, plan, stats = moved.base, moved.plan, moved.stats
         if job.target.takes_bfloat:
             plan = _bfloat(plan, with_bfloat(base, plan, ValueRanges(stats, shapes)), job, clock)
@@ -189,6 +189,7 @@ def _rescaled(
     stats: Mapping[str, TensorStats],
     shapes: Mapping[str, tuple[int, ...]],
     job: Lowering,
+    ends: Collection[str],
 ) -> _Moved:
     """With values moved into the range of FP16, where fewer nodes and less flop stay FP32 then; as given where not.
 
@@ -201,7 +202,8 @@ def _rescaled(
     found = rescaled(base, stats, shapes, FP16)
     if found is None:
         return given
-    again = decide(found.model, job.precision, job.target.backend.name, found.stats, shapes, job.config.calib_method)
+    name, method = job.target.backend.name, job.config.calib_method
+    again = decide(found.model, job.precision, name, found.stats, shapes, method, ends)
     flop = cost.flop_by_node(base, shapes)
     kept, left = ((sum(flop.get(name, 0) for name in wide), len(wide)) for wide in (plan.wide, again.wide))
     if left[0] > kept[0] * _WORTH_MOVING or left[1] >= kept[1]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -55,6 +55,7 @@ def decide(
     stats: Mapping[str, TensorStats],
     shapes: Mapping[str, tuple[int, ...]],
     method: str = "auto",
+    ends: Collection[str] = (),
 ) -> PrecisionPlan:
     """The plan for one model, with every 8-bit node that the backend's table and the ranges allow.
 
@@ -65,10 +66,11 @@ def decide(
         stats: What was observed of :func:`wanted_tensors`.
         shapes: Static shapes by tensor name, at the largest input shapes.
         method: How INT8 ranges are chosen from histograms.
+        ends: Outputs that leave the network in FP32 (:func:`trtopt.precision.fp16.states.fp32_outputs`).
     """
     if precision.is_wide:
         return PrecisionPlan(precision)
-    problem = Problem(model, backend, stats, shapes, method, BF16 if precision == Precision.BF16 else FP16)
+    problem = Problem(model, backend, stats, shapes, method, BF16 if precision == Precision.BF16 else FP16, ends=ends)
     candidates = find_candidates(problem, precision.quantized_types)
     return plan_for(problem, precision, tuple(candidates.all.values()), candidates.refused)
 
@@ -87,9 +89,8 @@ def plan_for(
         scale = op.activation_amax / LARGEST[op.dtype]
         if scale < problem.narrow.smallest_normal:
             wide.setdefault(op.node, f"its {op.dtype.upper()} scale {scale:.2g} is too small for {problem.narrow.name}")
-    plan = PrecisionPlan(
-        requested, problem.narrow, wide, tuple(ops), tuple(refused), fused_quantizers=problem.fuses_quantizers
-    )
+    fused, own = problem.fuses_quantizers, problem.own_ends(problem.model)
+    plan = PrecisionPlan(requested, problem.narrow, wide, tuple(ops), tuple(refused), fused_quantizers=fused, ends=own)
     if problem.takes_bfloat:
         plan = with_bfloat(problem.model, plan, ranges)
     if not problem.fallbacks:

@@ -120,6 +120,8 @@ class PrecisionPlan:
         bfloat: Nodes that run in BF16 instead of ``narrow``, with the reason; none of ``wide``.
         fused_quantizers: Whether quantizers are written as TensorRT for RTX fuses them: INT8 ones behind 16-bit
             products as arithmetic, FP8 ones with operators that keep ONNX Runtime from taking them for INT8.
+        ends: Products of the model's own Q/DQ whose results leave the network in FP32
+            (:mod:`trtopt.precision.qdq.ends`).
     """
 
     requested: Precision
@@ -131,3 +133,4 @@ class PrecisionPlan:
     bias: Mapping[str, np.ndarray] = field(default_factory=dict)
     bfloat: Mapping[str, str] = field(default_factory=dict)
     fused_quantizers: bool = False
+    ends: frozenset[str] = frozenset()

@@ -22,6 +22,7 @@ from trtopt.precision import rules
 from trtopt.precision.observe import ranges
 from trtopt.precision.observe.statistics import TensorStats
 from trtopt.precision.plan import WEIGHTED, NarrowType, Operand, QuantizedOp
+from trtopt.precision.qdq.ends import ending_products, ends_network
 from trtopt.precision.write import LARGEST, eight_bit
 from trtopt.report.schema.steps import Refusal
 from trtopt.support.memo import once_per_array
@@ -148,6 +149,10 @@ class Problem:
         """Whether INT8 quantizers behind 16-bit products are written as arithmetic."""
         return self.backend == "tensorrt-rtx"
 
+    def own_ends(self, model: ir.Model) -> frozenset[str]:
+        """The products of the Q/DQ that ``model``, this one or a piece of it, brings along, which write ``ends``."""
+        return ending_products(model, self.ends) if self.fuses_quantizers else frozenset()
+
 
 @dataclass(frozen=True)
 class Region:
@@ -193,7 +198,7 @@ def find_candidates(problem: Problem, dtypes: Sequence[Precision]) -> Candidates
         found, out = _ops(problem, dtype)
         for op in found:
             forms = (op, *_coarser(op, nodes[op.node])) if problem.fuses_quantizers else (op,)
-            if problem.fuses_quantizers and _ends_network(nodes[op.node], problem.ends):
+            if problem.fuses_quantizers and ends_network(nodes[op.node], problem.ends):
                 forms = tuple(replace(form, ends=form.weight_axis is None) for form in forms)
             ops[op.node] = (*ops.get(op.node, ()), *forms)
         for refusal in out:
@@ -238,17 +243,6 @@ def _coarser(op: QuantizedOp, node: ir.Node) -> tuple[QuantizedOp, ...]:
     if op.weight_axis is None or op.dtype != Precision.INT8 or weight_sqnr_db(node) < rules.LEAST_WEIGHT_SQNR_DB:
         return ()
     return (replace(op, weight_axis=None, multiply=False),)
-
-
-def _ends_network(node: ir.Node, ends: Collection[str]) -> bool:
-    """Whether one of the FP32 outputs ``ends`` is the product that ``node`` computes, and nothing else reads it.
-
-    A 16-bit product is cast to FP32 by a kernel of its own. An 8-bit one with one scale per weight and no bias writes
-    FP32 (TensorRT for RTX 1.7.1; with a bias or scales per channel these are a kernel of their own that FP32 makes
-    dearer; a convolution's result is transposed by another kernel, which casts it as well).
-    """
-    value = node.outputs[0]
-    return node.op_type != "Conv" and len(node.inputs) == 2 and value.name in ends and not value.uses()
 
 
 def candidate_nodes(

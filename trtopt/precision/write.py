@@ -30,6 +30,7 @@ from trtopt.precision.fp16.cast_to_half import cast_to_half
 from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.plan import WEIGHTED, NarrowType, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.apart import biases_apart, fp8_apart
+from trtopt.precision.qdq.ends import dequantized_apart
 from trtopt.support.memo import once_per_array
 from trtopt.support.precision import Precision
 
@@ -386,6 +387,9 @@ def apply_plan(base: ir.Model, plan: PrecisionPlan) -> ir.Model:
     if plan.quantized:
         quantized = quantize(base, plan)
         model, wide = quantized.model, wide | quantized.wide
+    if plan.ends:
+        model, apart = dequantized_apart(model, plan.ends)
+        wide |= apart
     if plan.narrow is not None:
         model = cast_to_half(model, plan.narrow, wide, plan.bfloat)
         biases_apart(model)
