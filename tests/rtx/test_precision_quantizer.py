@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
+import trtopt
 from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.engine.build import Compiler
 from trtopt.engine.request import BuildRequest
@@ -100,3 +103,18 @@ def test_behind_an_int8_product_it_is_quantize_linear(kernels: Kernels) -> None:
     ops = [QuantizedOp("c", "x", 1.0, None, "max"), QuantizedOp("y", "r", 1.0, None, "max")]
     fused, plain = (kernels(source, *ops, fused=each) for each in (True, False))
     assert [layer.name for layer in fused] == [layer.name for layer in plain]
+
+
+@pytest.mark.parametrize("precision", ["fp16", None])
+def test_a_saved_model_keeps_it(kernels: Kernels, tmp_path: Path, precision: str | None) -> None:
+    text, weights = NETS["product"]
+    source = model(text.format("r = Gelu(c)"), **weights)
+    op = QuantizedOp("y", "r", 1.0, None, "max")
+    saved = apply_plan(source, PrecisionPlan(Precision.INT8, FP16, {}, (op,), fused_quantizers=True))
+    save_model(saved, tmp_path / "8.onnx")
+    report = trtopt.optimize(
+        tmp_path / "8.onnx", output=tmp_path / "again.onnx", precision=precision, gpu="L4", no_cache=True
+    )
+    again = Counter(node.op_type for node in onnx.load(tmp_path / "again.onnx").graph.node)
+    assert again == Counter(node.op_type for node in saved.graph)
+    assert not any("own Q/DQ stays" in text for text in report.warnings), "the compiler took it"

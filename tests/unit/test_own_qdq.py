@@ -25,7 +25,7 @@ from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.guard import OwnQdq, own_qdq
 from trtopt.precision.observe.samples import open_samples
 from trtopt.precision.observe.trt_cache import imports
-from trtopt.precision.qdq.existing import existing_nodes
+from trtopt.precision.qdq.canonicalize import existing_nodes
 from trtopt.report.schema.steps import Cost
 from trtopt.rewrite.driver import Rewritten
 from trtopt.support.clock import Clock

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -9,9 +11,14 @@ import pytest
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.precision.decide import decide, wanted_tensors
+from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.statistics import StatsBuilder
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
-from trtopt.precision.write import apply_plan, follows_product
+from trtopt.precision.qdq.apart import apart
+from trtopt.precision.qdq.arithmetic import follows_product
+from trtopt.precision.qdq.existing import canonicalize_qdq
+from trtopt.precision.write import apply_plan
+from trtopt.support.ort_session import OrtSession
 from trtopt.support.precision import Precision
 
 RNG = np.random.default_rng(0)
@@ -99,3 +106,43 @@ def test_products_are_found_through_elementwise_operators_only() -> None:
     assert follows_product(values["m"], ())
     assert not follows_product(values["n"], ()) and not follows_product(values["p"], ())
     assert not follows_product(values["m"], {"a"})
+
+
+def read_back(model: ir.Model) -> ir.Model:
+    found = canonicalize_qdq(model, "tensorrt-rtx")
+    assert found is not None
+    return found.model
+
+
+def counted(model: ir.Model) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph)
+
+
+def test_arithmetic_is_read_as_q_dq_and_written_again() -> None:
+    ops = (QuantizedOp("b", "m", 1.0, None, "max"), QuantizedOp("d", "q", 1.0, None, "max"))
+    saved = apply_plan(net(), PrecisionPlan(Precision.INT8, FP16, {}, ops, fused_quantizers=True))
+    read = read_back(saved)
+    assert counted(saved)["Div"] == 2 and not counted(read)["Div"] and counted(read)["QuantizeLinear"] == 2
+    assert {node.inputs[0].dtype for node in read.graph if node.op_type == "QuantizeLinear"} == {ir.DataType.FLOAT16}  # type: ignore[union-attr]
+    base = to_fp32(read)
+    again = apply_plan(base, decide(base, Precision.FP16, "tensorrt-rtx", {}, static_shapes(base, {})))
+    assert counted(again) == counted(saved)
+    assert counted(apart(read, "tensorrt-rtx")) == counted(saved), "as it is, without a precision"
+    assert apart(read, "tensorrt") is read
+    feed = {"x": RNG.standard_normal((2, 64, 16, 16), dtype=np.float32)}
+    with OrtSession(saved) as one, OrtSession(again) as other:
+        np.testing.assert_array_equal(one.run(feed)[0], other.run(feed)[0])
+
+
+@pytest.mark.parametrize("change", ["number", "reader", "scale"])
+def test_other_arithmetic_stays(change: str) -> None:
+    op = QuantizedOp("d", "q", 1.0, None, "max")
+    model = apply_plan(net(), PrecisionPlan(Precision.INT8, FP16, {}, (op,), fused_quantizers=True))
+    steps = {node.op_type: node for node in model.graph if str(node.name).startswith("trtopt/")}
+    if change == "number":
+        steps["Min"].replace_input_with(1, edit.add_initializer(model.graph, "six", np.array(6, np.float32)))
+    elif change == "reader":
+        model.graph.outputs.append(steps["Max"].outputs[0])
+    else:
+        steps["Div"].replace_input_with(1, edit.add_initializer(model.graph, "minus", np.array(-1, np.float32)))
+    assert counted(read_back(model))["Div"] == 1

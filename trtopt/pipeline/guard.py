@@ -22,7 +22,8 @@ from trtopt.judge.target import BuildTarget, nearest_target
 from trtopt.pipeline.calibrate import Observer
 from trtopt.precision.fp16.network_io import parse_io
 from trtopt.precision.plan import PrecisionPlan
-from trtopt.precision.qdq.existing import canonicalize_qdq, existing_nodes, existing_ranges, existing_types, without_qdq
+from trtopt.precision.qdq.canonicalize import existing_nodes
+from trtopt.precision.qdq.existing import canonicalize_qdq, existing_ranges, existing_types, without_qdq
 from trtopt.precision.qdq.wide_weights import with_wide_weights
 from trtopt.precision.regions import Candidates, Problem
 from trtopt.report.schema.decisions import GuardRecord, SearchRecord

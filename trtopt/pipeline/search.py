@@ -23,7 +23,7 @@ from trtopt.pipeline.improve import Improved, OutputErrorMeter, judged
 from trtopt.precision.decide import plan_for, transferred
 from trtopt.precision.observe.stream import FEW_ROWS
 from trtopt.precision.plan import BF16, PrecisionPlan, QuantizedOp
-from trtopt.precision.qdq.existing import existing_nodes
+from trtopt.precision.qdq.canonicalize import existing_nodes
 from trtopt.precision.regions import Problem, find_candidates
 from trtopt.precision.search.search import SearchResult, search_auto, search_budget
 from trtopt.precision.search.space import Checkpoint, Evaluation, Form, Mix, RegionOption, SearchRegion, Space

@@ -12,7 +12,7 @@ from trtopt.precision.fp16.hazards import loses_weights, overflows, wide_nodes
 from trtopt.precision.observe.ranges import LAYOUT_OPS, ValueRanges, is_float
 from trtopt.precision.observe.statistics import TensorStats
 from trtopt.precision.plan import BF16, FP16, WEIGHTED, PrecisionPlan, QuantizedOp
-from trtopt.precision.qdq.existing import existing_nodes
+from trtopt.precision.qdq.canonicalize import existing_nodes
 from trtopt.precision.regions import Problem, attention_products, candidate_nodes, find_candidates
 from trtopt.precision.write import LARGEST
 from trtopt.report.schema.steps import Refusal

@@ -1,18 +1,4 @@
-"""A precision plan written into a graph: 16-bit types, symmetric Q/DQ at the inputs of 8-bit nodes, weights in 8 bits.
-
-A quantizer as plain arithmetic, which TensorRT for RTX fuses into the 16-bit product before it.
-
-The compiler writes ``QuantizeLinear`` to INT8 behind a convolution or product in FP16 as a kernel of its own: it splits
-the operator into a scaling, a clip, a rounding and a cast, and its fused kernels take in all but the rounding. Rounded
-by an addition, the same quantizer joins the kernel (TensorRT for RTX 1.7.1: ``CorrCastMulMinMaxAddAddCast``), which
-saves a kernel that reads and writes the tensor. QuantizeLinear to FP8 has no rounding and joins as it is.
-
-    y = min(max(x / s, -127), 127)          in FP32
-    q = int8((y + 1.5 * 2^23) - 1.5 * 2^23)
-
-The sum has no bits below one, so FP32 arithmetic rounds it to an integer, ties to even; taking the number away again is
-exact. The cast then has nothing left to round, whatever its mode.
-"""
+"""A precision plan written into a graph: 16-bit types, symmetric Q/DQ at the inputs of 8-bit nodes, 8-bit weights."""
 
 from __future__ import annotations
 
@@ -28,44 +14,13 @@ from trtopt.graph.edit import insert_behind
 from trtopt.precision.bias import add_bias
 from trtopt.precision.fp16.cast_to_half import cast_to_half
 from trtopt.precision.observe.ranges import LEVELS
-from trtopt.precision.plan import WEIGHTED, NarrowType, PrecisionPlan, QuantizedOp
+from trtopt.precision.plan import NarrowType, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.apart import biases_apart, fp8_apart
+from trtopt.precision.qdq.arithmetic import fusible, write_arithmetic
+from trtopt.precision.qdq.canonicalize import existing_nodes
 from trtopt.precision.qdq.ends import dequantized_apart
 from trtopt.support.memo import once_per_array
 from trtopt.support.precision import Precision
-
-_MIDDLE = 1.5 * 2**23
-"""From 2^23 to 2^24 neighbouring FP32 numbers are one apart (IEEE 754); the middle leaves room for either sign."""
-
-_EPILOGUE = frozenset(
-    {"Add", "Sub", "Mul", "Div", "Relu", "LeakyRelu", "Clip", "Sigmoid", "HardSigmoid", "HardSwish", "Swish", "Tanh"}
-    | {"Gelu", "Erf", "Elu", "Exp", "Log", "Min", "Max", "Abs", "Neg", "Identity"}
-)
-_STEPS = 8
-
-
-def follows_product(value: ir.Value, others: Collection[str]) -> bool:
-    """Whether a product computes ``value``, elementwise operators apart.
-
-    The products ``others`` do not count: an 8-bit one writes 16-bit and takes in no quantizer.
-    """
-    front = [value]
-    for _ in range(_STEPS):
-        nodes = [node for item in front if (node := item.producer()) is not None]
-        if any(node.op_type in WEIGHTED and node.name not in others for node in nodes):
-            return True
-        front = [item for node in nodes if node.op_type in _EPILOGUE for item in node.inputs if item is not None]
-    return False
-
-
-ROUNDING: tuple[tuple[str, str, float], ...] = (
-    ("Min", "below", 127.0),
-    ("Max", "clipped", -127.0),
-    ("Add", "raised", _MIDDLE),
-    ("Sub", "rounded", _MIDDLE),
-)
-"""What follows the division by the scale: operator, what its result is called, and its constant."""
-
 
 LARGEST: dict[Precision, float] = {
     Precision.INT8: float(LEVELS),
@@ -100,10 +55,18 @@ def quantize(model: ir.Model, plan: PrecisionPlan) -> QuantizedModel:
         if op.node in plan.bias:
             writer.add_bias(nodes[op.node], plan.bias[op.node])
         writer.quantize(nodes[op.node], op)
+    fused = _fused_quantizers(clone, plan)
     for op in plan.quantized:
         writer.quantize_residuals([nodes[name] for name in op.skips if name in nodes], op)
     writer.drop_unused()
-    return QuantizedModel(clone, frozenset(writer.wide))
+    return QuantizedModel(clone, fused | writer.wide)
+
+
+def _fused_quantizers(model: ir.Model, plan: PrecisionPlan) -> frozenset[str]:
+    """Write the quantizers that the compiler fuses so as arithmetic, in place; the names of the new nodes."""
+    if not plan.fused_quantizers:
+        return frozenset()
+    return write_arithmetic(model, fusible(model, existing_nodes(model)))
 
 
 def activation_scale(amax: float, narrow: NarrowType | None, dtype: Precision = Precision.INT8) -> np.float32:
@@ -253,33 +216,17 @@ class _QdqWriter:
             return self._activations[key]
         number = activation_scale(amax, self._type(wide), dtype)
         scale = self._constant(f"{name}_scale", np.array(number, np.float32))
-        quantizer = self._quantizer(value, number, scale, dtype)
-        inputs = [quantizer[-1].outputs[0], scale, self._zero_point(dtype)]
-        dequantized = self._node("DequantizeLinear", inputs, f"{name}_dequantized", value)
-        insert_behind(self._graph, value, [*quantizer, dequantized])
-        if len(quantizer) > 1 or self._stays_fp32(value):
-            self.wide.update(str(node.name) for node in quantizer)
+        zero = self._zero_point(dtype)
+        quantizer = self._node("QuantizeLinear", [value, scale, zero], f"{name}_{dtype}", value)
+        quantizer.outputs[0].type = ir.TensorType(_TYPES[dtype])
+        dequantized = self._node("DequantizeLinear", [quantizer.outputs[0], scale, zero], f"{name}_dequantized", value)
+        insert_behind(self._graph, value, [quantizer, dequantized])
+        if self._stays_fp32(value):
+            self.wide.add(str(quantizer.name))
         if wide or ends:
             self.wide.add(str(dequantized.name))
         self._activations[key] = dequantized.outputs[0]
         return dequantized.outputs[0]
-
-    def _quantizer(self, value: ir.Value, number: np.float32, scale: ir.Value, dtype: Precision) -> list[ir.Node]:
-        """The nodes that quantize ``value``."""
-        name = str(value.name)
-        if self._plan.fused_quantizers and dtype == Precision.INT8 and follows_product(value, self._quantized):
-            divisor = self._constant(f"{name}_divisor", np.array(number, np.float32))  # FP32, unlike the scale
-            nodes = [self._node("Div", [value, divisor], f"{name}_scaled", value)]
-            for op_type, text, constant in ROUNDING:
-                inputs = [nodes[-1].outputs[0], self._constant(f"{name}_{text}_by", np.array(constant, np.float32))]
-                nodes.append(self._node(op_type, inputs, f"{name}_{text}", value))
-            nodes.append(self._node("Cast", [nodes[-1].outputs[0]], f"{name}_{dtype}", value))
-            nodes[-1].attributes["to"] = ir.AttrInt64("to", int(_TYPES[dtype]))
-        else:
-            inputs = [value, scale, self._zero_point(dtype)]
-            nodes = [self._node("QuantizeLinear", inputs, f"{name}_{dtype}", value)]
-        nodes[-1].outputs[0].type = ir.TensorType(_TYPES[dtype])
-        return nodes
 
     def _type(self, wide: bool) -> NarrowType | None:
         """The type that the scales of a node are stored in; None for FP32."""
@@ -384,7 +331,7 @@ HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 def apply_plan(base: ir.Model, plan: PrecisionPlan) -> ir.Model:
     """Write a precision plan into (a clone of) the widened model it was made for."""
     model, wide = base, frozenset(plan.wide)
-    if plan.quantized:
+    if plan.quantized or (plan.fused_quantizers and fusible(base, existing_nodes(base))):
         quantized = quantize(base, plan)
         model, wide = quantized.model, wide | quantized.wide
     if plan.ends:

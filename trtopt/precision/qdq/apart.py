@@ -21,19 +21,29 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.precision.qdq.canonicalize import FP8
+from trtopt.precision.qdq.arithmetic import HALVES, fusible, write_arithmetic
+from trtopt.precision.qdq.canonicalize import FP8, existing_nodes
 
 _HALF = np.finfo(np.float16)
 
 
 def apart(model: ir.Model, backend: str) -> ir.Model:
-    """A model whose FP8 is written in these forms, where ``backend`` takes them: a clone if anything changes."""
+    """A model whose FP8 is written in these forms, and whose quantizers are arithmetic where the compiler fuses that
+    (:mod:`trtopt.precision.qdq.arithmetic`), for a ``backend`` that takes them: a clone if anything changes."""
     nodes = list(edit.all_nodes(model.graph)) if backend == "tensorrt-rtx" else []
-    if not any(is_fp8_product(node) or loses_its_activation(node) for node in nodes):
+    is_fused = bool(nodes) and bool(_fusible(model))
+    if not is_fused and not any(is_fp8_product(node) or loses_its_activation(node) for node in nodes):
         return model
     clone = model.clone()
     fp8_apart(clone)
+    write_arithmetic(clone, _fusible(clone))
     return clone
+
+
+def _fusible(model: ir.Model) -> list[ir.Node]:
+    """The quantizers of 16-bit tensors that the compiler fuses as arithmetic."""
+    found = fusible(model, existing_nodes(model))
+    return [node for node in found if node.inputs[0] is not None and node.inputs[0].dtype in HALVES]
 
 
 def fp8_apart(model: ir.Model) -> None:

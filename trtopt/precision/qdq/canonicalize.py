@@ -114,6 +114,17 @@ def dequantized(values: np.ndarray, how: Quantizer, dtype: ir.DataType = ir.Data
     return np.asarray(np.clip(exact, -largest, largest).astype(dtype.numpy()))
 
 
+def existing_nodes(model: ir.Model) -> frozenset[str]:
+    """The products of a mended model that compute in 8 bits already: both their operands are dequantized."""
+    found = set()
+    for node in model.graph:
+        if edit.is_op(node, "Conv", "Gemm", "MatMul"):
+            makers = [None if value is None else value.producer() for value in node.inputs[:2]]
+            if all(edit.is_op(maker, "DequantizeLinear") for maker in makers):
+                found.add(str(node.name))
+    return frozenset(found)
+
+
 @dataclass
 class QdqEditor:
     """A clone of a model whose Q/DQ is being mended, in place, and what was done so far, in words and numbers.

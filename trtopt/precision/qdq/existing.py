@@ -23,8 +23,16 @@ from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.plan import FP16, WEIGHTED
 from trtopt.precision.qdq import forms
 from trtopt.precision.qdq.apart import together
+from trtopt.precision.qdq.arithmetic import read_arithmetic
 from trtopt.precision.qdq.blocked import NBITS, expand_blocked
-from trtopt.precision.qdq.canonicalize import INTEGERS, QdqEditor, Quantizer, dequantized, quantizer_of
+from trtopt.precision.qdq.canonicalize import (
+    INTEGERS,
+    QdqEditor,
+    Quantizer,
+    dequantized,
+    existing_nodes,
+    quantizer_of,
+)
 from trtopt.precision.qdq.cast_weights import expand_cast_weights, has_cast_weights
 from trtopt.report.schema.steps import StepRecord
 from trtopt.support.dequantize import MXFP8
@@ -372,6 +380,7 @@ def canonicalize_qdq(model: ir.Model, backend: str) -> CanonicalQdq | None:
     if work.changes:
         infer_in_place(clone)
     together(clone)
+    read_arithmetic(work)
     for mend_form in forms.PASSES:
         mend_form(work)
     place_qdq(work)
@@ -407,17 +416,6 @@ def existing_ranges(model: ir.Model) -> dict[str, float]:
             if how is not None and how.axis is None and how.dtype is ir.DataType.INT8:
                 found[str(node.inputs[0].name)] = float(how.scale) * LEVELS
     return found
-
-
-def existing_nodes(model: ir.Model) -> frozenset[str]:
-    """The products of a mended model that compute in 8 bits already: both their operands are dequantized."""
-    found = set()
-    for node in model.graph:
-        if edit.is_op(node, "Conv", "Gemm", "MatMul"):
-            makers = [None if value is None else value.producer() for value in node.inputs[:2]]
-            if all(edit.is_op(maker, "DequantizeLinear") for maker in makers):
-                found.add(str(node.name))
-    return frozenset(found)
 
 
 def existing_types(model: ir.Model) -> frozenset[Precision]:
