@@ -17,7 +17,6 @@ from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.plan import NarrowType, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.apart import biases_apart, fp8_apart
 from trtopt.precision.qdq.arithmetic import fusible, write_arithmetic
-from trtopt.precision.qdq.canonicalize import existing_nodes
 from trtopt.precision.qdq.ends import dequantized_apart
 from trtopt.support.memo import once_per_array
 from trtopt.support.precision import Precision
@@ -66,7 +65,7 @@ def _fused_quantizers(model: ir.Model, plan: PrecisionPlan) -> frozenset[str]:
     """Write the quantizers that the compiler fuses so as arithmetic, in place; the names of the new nodes."""
     if not plan.fused_quantizers:
         return frozenset()
-    return write_arithmetic(model, fusible(model, existing_nodes(model)))
+    return write_arithmetic(model, fusible(model))
 
 
 def activation_scale(amax: float, narrow: NarrowType | None, dtype: Precision = Precision.INT8) -> np.float32:
@@ -331,7 +330,7 @@ HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 def apply_plan(base: ir.Model, plan: PrecisionPlan) -> ir.Model:
     """Write a precision plan into (a clone of) the widened model it was made for."""
     model, wide = base, frozenset(plan.wide)
-    if plan.quantized or (plan.fused_quantizers and fusible(base, existing_nodes(base))):
+    if plan.quantized or (plan.fused_quantizers and fusible(base)):
         quantized = quantize(base, plan)
         model, wide = quantized.model, wide | quantized.wide
     if plan.ends:

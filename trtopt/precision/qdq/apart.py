@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.precision.qdq.arithmetic import HALVES, fusible, write_arithmetic
-from trtopt.precision.qdq.canonicalize import FP8, existing_nodes
+from trtopt.precision.qdq.canonicalize import FP8
 
 _HALF = np.finfo(np.float16)
 
@@ -42,8 +42,7 @@ def apart(model: ir.Model, backend: str) -> ir.Model:
 
 def _fusible(model: ir.Model) -> list[ir.Node]:
     """The quantizers of 16-bit tensors that the compiler fuses as arithmetic."""
-    found = fusible(model, existing_nodes(model))
-    return [node for node in found if node.inputs[0] is not None and node.inputs[0].dtype in HALVES]
+    return [node for node in fusible(model) if node.inputs[0] is not None and node.inputs[0].dtype in HALVES]
 
 
 def fp8_apart(model: ir.Model) -> None:

@@ -22,7 +22,7 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.plan import WEIGHTED
-from trtopt.precision.qdq.canonicalize import QdqEditor, Quantizer, quantizer_of
+from trtopt.precision.qdq.canonicalize import QdqEditor, Quantizer, existing_nodes, quantizer_of
 
 _MIDDLE = 1.5 * 2**23
 """From 2^23 to 2^24 neighbouring FP32 numbers are one apart (IEEE 754); the middle leaves room for either sign."""
@@ -60,8 +60,9 @@ def follows_product(value: ir.Value, others: Collection[str]) -> bool:
     return False
 
 
-def fusible(model: ir.Model, others: Collection[str]) -> list[ir.Node]:
-    """The quantizers to INT8, one scale each, behind products that are none of ``others``."""
+def fusible(model: ir.Model) -> list[ir.Node]:
+    """The quantizers to INT8, one scale each, behind products that are not 8-bit themselves."""
+    others = existing_nodes(model)
     return [
         node
         for node in model.graph
