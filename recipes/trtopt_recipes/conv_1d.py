@@ -35,7 +35,7 @@ class Conv1d:
         have that form: of a vocoder's residual block (64 channels, 2048 samples, batch 8, FP16) 14 kernels of 69.2 MB
         become 13 of 60.8 MB. It has kernels for normalizations over two axes alone: over one it transposes the map
         before and behind (8 groups of 256 x 1000, batch 8, FP16, between convolutions: 218 us -> 148 by a plain
-        roofline of an L4).
+        roofline of an L4; wav2vec 2.0 of three layers, a second of sound: 1758 -> 1547).
     Numerics:
         Exact: the same sums; of a normalization in another order.
     Refuses when:
