@@ -21,7 +21,7 @@ class GroupNorm:
 
     Rewrite:
         With one group, Reshape, InstanceNormalization, Reshape, Mul, Add and GroupNormalization become
-        LayerNormalization(x, gamma, beta) from axis 1 on, gamma and beta of [C, 1, 1]. With several,
+        LayerNormalization(x, gamma, beta) from axis 1 on, gamma and beta of [C, 1, 1]. With several, and of rank 3,
         GroupNormalization, and InstanceNormalization of rank 4 and more, become Reshape, InstanceNormalization with
         ones and zeros, Reshape, Mul, Add.
     Requires:
@@ -29,7 +29,8 @@ class GroupNorm:
     Why faster:
         TensorRT for RTX has one kernel for each of these forms and a ReLU or SiLU behind it. One group of 64 x 56 x 56,
         batch 8, FP16: 3 kernels that move 32.4 MB, as they keep FP32 differences between them, become 1 of 6.4 MB.
-        InstanceNormalization: 3 kernels of 22.5 MB become 1 of 6.7 MB, as its operator wants another layout.
+        InstanceNormalization: 3 kernels of 22.5 MB become 1 of 6.7 MB, as its operator wants another layout. Over one
+        axis neither form has a kernel, and LayerNormalization is copied twice more: there it is conv-1d's.
     Numerics:
         The same sums in another order.
     Refuses when:
@@ -55,31 +56,18 @@ class GroupNorm:
         norm = next((norm for node, norm in _norms(model) if node is match.nodes[0]), None)
         if norm is None:
             return Refusal(match.label, "it was changed by a rewrite before")
-        last = norm.nodes[-1]
-        splice = edit.Splice(model, last, self.name)
-        output = last.outputs[0]
-        dtype = norm.x.dtype.numpy() if norm.x.dtype is not None else np.dtype(np.float32)
-        shape = (-1, *[1] * (len(norm.dims) - 2))
-        scale, bias = (
-            splice.constant(array.astype(dtype).reshape(shape), output, suffix)
-            for array, suffix in ((norm.scale, "scale"), (norm.bias, "bias"))
-        )
-        if norm.groups == 1:
-            attributes = {"axis": 1, "epsilon": norm.epsilon}
-            value = splice.op("LayerNormalization", norm.x, scale, bias, attributes=attributes)
-        else:
-            value = _grouped(splice, norm, output, dtype)
-            value = splice.op("Add", splice.op("Mul", value, scale), bias)
-        splice.finish(value)
-        for node in reversed(norm.nodes[:-1]):
-            edit.remove_node(node)
-        if norm.split is not None and not norm.split.outputs[0].uses():
-            edit.remove_node(norm.split)
+        if norm.groups == 1 and len(norm.dims) > 3:
+            as_layer_norm(model, norm, self.name)
+            return None
+        splice = edit.Splice(model, norm.nodes[-1], self.name)
+        scale, bias = _factors(splice, norm)
+        value = _grouped(splice, norm, norm.nodes[-1].outputs[0], dtype_of(norm.x))
+        splice.finish(splice.op("Add", splice.op("Mul", value, scale), bias))
         return None
 
 
 @dataclass(frozen=True)
-class _Norm:
+class Norm:
     """A normalization of ``x`` over groups of channels, with factors and terms per channel.
 
     The first of ``nodes`` normalizes, the last one makes the result; ``split`` is the Reshape to rows before them.
@@ -95,7 +83,38 @@ class _Norm:
     split: ir.Node | None = None
 
 
-def _grouped(splice: edit.Splice, norm: _Norm, output: ir.Value, dtype: np.dtype) -> ir.Value:
+def dtype_of(value: ir.Value) -> np.dtype:
+    """The type of a normalized tensor, FP32 where it is not known."""
+    return value.dtype.numpy() if value.dtype is not None else np.dtype(np.float32)
+
+
+def as_layer_norm(model: ir.Model, norm: Norm, recipe: str) -> ir.Node:
+    """Write a normalization of one group as one over all axes but the first; the new node."""
+    splice = edit.Splice(model, norm.nodes[-1], recipe)
+    attributes = {"axis": 1, "epsilon": norm.epsilon}
+    value = splice.op("LayerNormalization", norm.x, *_factors(splice, norm), attributes=attributes)
+    node = value.producer()
+    splice.finish(value)
+    for each in reversed(norm.nodes[:-1]):
+        edit.remove_node(each)
+    if norm.split is not None and not norm.split.outputs[0].uses():
+        edit.remove_node(norm.split)
+    if node is None:
+        raise ValueError("a new node has its output")
+    return node
+
+
+def _factors(splice: edit.Splice, norm: Norm) -> tuple[ir.Value, ir.Value]:
+    """The factors and terms per channel as constants."""
+    shape = (-1, *[1] * (len(norm.dims) - 2))
+    scale, bias = (
+        splice.constant(array.astype(dtype_of(norm.x)).reshape(shape), norm.nodes[-1].outputs[0], suffix)
+        for array, suffix in ((norm.scale, "scale"), (norm.bias, "bias"))
+    )
+    return scale, bias
+
+
+def _grouped(splice: edit.Splice, norm: Norm, output: ir.Value, dtype: np.dtype) -> ir.Value:
     """The normalized tensor, as InstanceNormalization of one row per group gives it."""
     rows = splice.constant(np.asarray([0, norm.groups, -1], np.int64), output, "rows")
     one, zero = (
@@ -113,7 +132,7 @@ def _grouped(splice: edit.Splice, norm: _Norm, output: ir.Value, dtype: np.dtype
     return splice.op("Reshape", value, back)
 
 
-def _norms(model: ir.Model) -> Iterator[tuple[ir.Node, _Norm | None]]:
+def _norms(model: ir.Model) -> Iterator[tuple[ir.Node, Norm | None]]:
     """Normalizations to rewrite; without what they compute where their parameters are not constants."""
     nodes = [n for n in edit.all_nodes(model.graph) if edit.is_op(n, "InstanceNormalization", "GroupNormalization")]
     known = Dimensions(model) if nodes else None
@@ -125,10 +144,9 @@ def _norms(model: ir.Model) -> Iterator[tuple[ir.Node, _Norm | None]]:
         scale, bias = (edit.constant_of(edit.input_of(node, index)) for index in (1, 2))
         epsilon = edit.float_attribute(node, "epsilon", 1e-5)
         if edit.is_op(node, "InstanceNormalization") and len(dims) == 3:
-            if scale is not None and bias is not None and scale.size == 1:
-                norm = _one_group(node, known, float(scale.item()), float(bias.item()))
-                if norm is not None:
-                    yield node, norm
+            norm = one_group(node, known)
+            if norm is not None and len(norm.dims) > 3:
+                yield node, norm
             continue
         channels = dims[1]
         groups = edit.int_attribute(node, "num_groups", 0) or channels
@@ -136,11 +154,14 @@ def _norms(model: ir.Model) -> Iterator[tuple[ir.Node, _Norm | None]]:
             yield node, None
             continue
         factors, terms = (np.broadcast_to(array.astype(np.float64), channels) for array in (scale, bias))
-        yield node, _Norm((node,), x, dims, groups, epsilon, factors, terms)
+        yield node, Norm((node,), x, dims, groups, epsilon, factors, terms)
 
 
-def _one_group(node: ir.Node, known: Dimensions, scale: float, bias: float) -> _Norm | None:
+def one_group(node: ir.Node, known: Dimensions) -> Norm | None:
     """The normalization of [N, 1, C H W] between two reshapes, and a factor and a term per channel behind it."""
+    scale, bias = (edit.constant_of(edit.input_of(node, index)) for index in (1, 2))
+    if scale is None or bias is None or scale.size != 1:
+        return None
     first = node.inputs[0].producer() if node.inputs[0] is not None else None
     last = only_user(node.outputs[0])
     if first is None or last is None or not edit.is_op(first, "Reshape") or not edit.is_op(last, "Reshape"):
@@ -152,7 +173,7 @@ def _one_group(node: ir.Node, known: Dimensions, scale: float, bias: float) -> _
     if rows[:2] != (dims[0], 1) or known.of(last.outputs[0]) != dims or last.inputs[0] is not node.outputs[0]:
         return None
     channels, nodes = dims[1], [node, last]
-    factors, terms = np.full(channels, scale), np.full(channels, bias)
+    factors, terms = np.full(channels, scale.item(), np.float64), np.full(channels, bias.item(), np.float64)
     for op_type in ("Mul", "Add"):
         value = nodes[-1].outputs[0]
         user = only_user(value)
@@ -163,7 +184,7 @@ def _one_group(node: ir.Node, known: Dimensions, scale: float, bias: float) -> _
         nodes.append(user)
         factors, terms = (factors * given, terms * given) if op_type == "Mul" else (factors, terms + given)
     split = None if first.outputs[0].is_graph_output() else first
-    return _Norm(tuple(nodes), x, dims, 1, edit.float_attribute(node, "epsilon", 1e-5), factors, terms, split)
+    return Norm(tuple(nodes), x, dims, 1, edit.float_attribute(node, "epsilon", 1e-5), factors, terms, split)
 
 
 def _other_constant(user: ir.Node | None, value: ir.Value, op_type: str) -> np.ndarray | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from contract_case import Case
 
 X = "float[N, 4, 12] x"
@@ -16,7 +18,19 @@ WEIGHTS = {
     "e": (1, 4, 12),
     "far": (2, 1, 4, 1),
     "k": (4, 4, 3, 3),
+    "o1": (1,),
+    "z1": (1,),
+    "o2": (2,),
+    "z2": (2,),
+    "gl": (4, 1),
+    "bl": (4, 12),
 }
+ROWS = (
+    "int64[3] whole = {0, 1, -1}",
+    "int64[3] pairs = {0, 2, -1}",
+    "int64[3] each = {0, 4, -1}",
+    "int64[3] back = {0, 4, 12}",
+)
 SAME = "<pads = [1, 1]>"
 
 
@@ -28,6 +42,13 @@ def case(recipe: str, label: str, body: str, io: str = f"{X}) => ({Y}", **option
 
 def wide(label: str, body: str, io: str = f"{X}) => ({Y}", **options: object) -> Case:
     return case("conv-1d", label, body, io, **options)
+
+
+def normal(label: str, body: str, io: str = f"{X}) => ({Y}", **options: object) -> Case:
+    """A case with the shapes of rows as constants."""
+    made = wide(label, body, io, tolerance=1e-5, **options)
+    used = ", ".join(each for each in ROWS if f", {each.split()[1]})" in body)
+    return replace(made, graph=made.graph.replace(" {", f" <{used}> {{", 1))
 
 
 def kept(label: str, body: str, io: str = f"{X}) => ({Y}", **options: object) -> Case:
@@ -61,6 +82,58 @@ CASES: tuple[Case, ...] = (
     wide("operands", f"p = Conv {SAME} (x, w) d = Mul(p, c) f = Add(d, t) g = Add(f, e) s = Add(p, g) y = Tanh(s)"),
     wide("any-length", f"{BLOCK} s = Add(p, x) y = Relu(s)", "float[N, 4, L] x) => (float[N, 4, L] y"),
     wide("other-readers", f"{BLOCK} s = Add(p, x) m = ReduceMean <axes = [2]> (s) y = Sub(s, m)"),
+    normal(
+        "one-group",
+        f"p = Conv {SAME} (x, w) r = Reshape(p, whole) i = InstanceNormalization <epsilon = 0.001> (r, o1, z1) "
+        "q = Reshape(i, back) m = Mul(q, c) n = Add(m, gl) t1 = Tanh(n) y = Conv(t1, v)",
+    ),
+    normal(
+        "one-group-of-any-length",
+        f"p = Conv {SAME} (x, w) h = Tanh(p) r = Reshape(h, whole) i = InstanceNormalization (r, o1, z1) "
+        "s = Shape(h) q = Reshape(i, s) n = Add(q, gl) y = Conv(n, v)",
+        "float[N, 4, L] x) => (float[N, 4, L] y",
+    ),
+    normal(
+        "groups",
+        f"p = Conv {SAME} (x, w) r = Reshape(p, pairs) i = InstanceNormalization (r, o2, z2) "
+        "q = Reshape(i, back) m = Mul(q, c) n = Sigmoid(m) l = Mul(m, n) y = Conv(l, v)",
+    ),
+    normal(
+        "groups-of-any-length",
+        f"p = Conv {SAME} (x, w) r = Reshape(p, pairs) i = InstanceNormalization (r, o2, z2) "
+        "s = Shape(p) q = Reshape(i, s) m = Mul(q, c) y = Relu(m)",
+        "float[N, 4, L] x) => (float[N, 4, L] y",
+    ),
+    normal(
+        "channels-as-rows",
+        f"p = Conv {SAME} (x, w) r = Reshape(p, each) i = InstanceNormalization (r, a, a) q = Reshape(i, back) "
+        "m = Mul(q, c) y = Tanh(m)",
+    ),
+    wide("channels", f"p = Conv {SAME} (x, w) i = InstanceNormalization (p, a, a) y = Relu(i)", tolerance=1e-5),
+    wide(
+        "channels-twice",
+        f"i = InstanceNormalization (x, a, a) p = Conv {SAME} (i, w) y = InstanceNormalization (p, a, a)",
+        tolerance=1e-5,
+    ),
+    wide(
+        "layer-normalization",
+        f"p = Conv {SAME} (x, w) n = LayerNormalization <axis = 1> (p, gl, bl) y = Relu(n)",
+        tolerance=1e-5,
+    ),
+    wide("tokens", f"p = Conv {SAME} (x, w) y = LayerNormalization (p, t)", changes=0),
+    wide("normalization-alone", "i = InstanceNormalization (x, a, a) y = Relu(i)", changes=0),
+    wide(
+        "computed-factors",
+        f"p = Conv {SAME} (x, w) y = InstanceNormalization (p, f, f)",
+        f"{X}, float[4] f) => ({Y}",
+        changes=0,
+    ),
+    normal(
+        "rows-used-elsewhere",
+        f"p = Conv {SAME} (x, w) r = Reshape(p, pairs) i = InstanceNormalization (r, o2, z2) k1 = Neg(r) "
+        "q = Reshape(i, back) k2 = Reshape(k1, back) y = Add(q, k2)",
+        changes=0,
+    ),
     wide("no-residual", f"{BLOCK} y = Conv(p, v)", changes=0),
     wide(
         "computed-weight",

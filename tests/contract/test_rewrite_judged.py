@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import all_nodes
 from trtopt.judge.protocol import Priced
 from trtopt.report.schema.steps import Cost, Refusal, StepRecord
-from trtopt.rewrite import sweeps
+from trtopt.rewrite import equal, sweeps
 from trtopt.rewrite.driver import Rewritten, apply
 from trtopt.rewrite.protocol import Findings, Match, Recipe, Stage, Target
 from trtopt.rewrite.sweeps import Judging
@@ -122,10 +122,7 @@ def test_what_computes_something_else_is_left(chain: ModelArtifact) -> None:
     assert ops(result) == ["Relu"] * 3 and "the results differ" in step(result).refusals[0].reason
 
 
-def test_a_large_piece_is_run_where_its_rewrite_pays_only(
-    chain: ModelArtifact, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sweeps, "_LARGE_BYTES", 0)
+def test_a_piece_is_run_where_its_rewrite_pays_only(chain: ModelArtifact) -> None:
     wrong = Replace((("Identity",),))
     slower = judged(chain, Judge(price()), wrong)
     assert ops(slower) == ["Relu"] * 3 and "it does not pay" in step(slower).refusals[0].reason
@@ -138,6 +135,26 @@ def test_the_best_way_that_is_right_is_taken(chain: ModelArtifact) -> None:
     result = judged(chain, Judge(price(Relu=4.0, Clip=1.0, Neg=0.1)), Replace(ways))
     assert ops(result) == ["Relu"] * 3
     assert {region.choice for region in step(result).regions} <= {"Clip", "Neg+Neg+Relu"}
+
+
+def test_ways_that_save_less_than_one_that_is_right_are_not_run(
+    chain: ModelArtifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = list[list[str]]()
+
+    def difference(expected: ir.Model, found: ir.Model, *more: Mapping[str, tuple[int, ...]]) -> str:
+        ran.append([node.op_type for node in found.graph])
+        return equal.difference(expected, found, *more)
+
+    def cheap_behind_relu(node: ir.Node) -> float:
+        producer = node.inputs[0].producer() if node.inputs[0] is not None else None
+        return 1.0 if producer is not None and producer.op_type == "Relu" and node.op_type == "Relu" else 9.0
+
+    monkeypatch.setattr(sweeps, "difference", difference)
+    ways = (("Identity",), ("Relu", "Relu"))
+    result = judged(chain, Judge(lambda node: cheap_behind_relu(node) - 8 * (node.op_type == "Relu")), Replace(ways))
+    assert ran and all("Identity" not in ops for ops in ran)
+    assert not any(region.kept and region.choice == "Identity" for region in step(result).regions)
 
 
 def test_equal_places_are_judged_once(chain: ModelArtifact) -> None:

@@ -182,6 +182,30 @@ def mixed_convs(b: NetBuilder, x: Value) -> Value:
     return norm(b, concat(b, made))
 
 
+def one_axis(b: NetBuilder, x: Value) -> Value:
+    """Convolutions over the last axis, each normalized in groups of channels, with an activation."""
+    y = x
+    for _ in range(b.size(1, 2)):
+        c = 2 * b.size(1, 4)
+        y = b.op("Conv", [y.name, b.weight((c, y.dim(1), 3), y.dim(1) * 3)], [x.shape[0], c, x.dim(2)], pads=[1, 1])
+        y = cheap_activation(b, _group_norm(b, cheap_activation(b, y) if b.chance(0.3) else y))
+    return b.binary("Add", y, x) if b.chance(0.3) and y.dim(1) == x.dim(1) else y
+
+
+def _group_norm(b: NetBuilder, x: Value) -> Value:
+    """Of one group, of two, of a channel each as rows or as the operator does it."""
+    c, form = x.dim(1), b.size(0, 3)
+    groups = (1, 2, c, c)[form]
+    inputs = [b.vector((groups,), positive=True), b.vector((groups,))]
+    if form == 3:
+        return b.op("InstanceNormalization", [x.name, *inputs], x.shape)
+    y = b.op("Reshape", [x.name, b.ints(0, groups, -1)], (x.shape[0], groups, c // groups * x.dim(2)))
+    y = b.op("InstanceNormalization", [y.name, *inputs], y.shape)
+    back = b.op("Shape", [x.name]).name if b.chance() else b.ints(0, c, x.dim(2))
+    y = b.op("Reshape", [y.name, back], x.shape)
+    return b.binary("Add", b.binary("Mul", y, b.vector((c, 1))), b.vector((c, 1))) if b.chance(0.8) else y
+
+
 def transposed(b: NetBuilder, x: Value) -> Value:
     """ConvTranspose that doubles or keeps the size, then an addition or a norm."""
     if x.dim(2) > 10:

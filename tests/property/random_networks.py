@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from activation_parts import activation
 from dialect_parts import dialect_attention
-from image_parts import IMAGE_PARTS, branches, excited, global_pool, mixed_convs
+from image_parts import IMAGE_PARTS, branches, excited, global_pool, mixed_convs, one_axis
 from net_builder import NetBuilder, Value
 from odd_parts import ODD_PARTS
 from token_parts import (
@@ -38,7 +38,7 @@ _RARE_EVERY = 20
 _CYCLE = (stacked, normalized_attention, repeated_bias, waves_to_pixels, excited, mixer, excited)
 RARE_PARTS = (
     *_CYCLE, *_CYCLE[:6], adapted, adapted, adapted, mixer, mixer, waves_to_pixels, *(vocabulary,) * 4,
-    *(contracted,) * 3, *(experts,) * 2, *(cropped,) * 3, *(mixed_convs,) * 4,
+    *(contracted,) * 3, *(experts,) * 2, *(cropped,) * 3, *(mixed_convs,) * 4, *(one_axis,) * 4,
 )  # fmt: skip
 
 

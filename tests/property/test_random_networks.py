@@ -11,9 +11,37 @@ from random_networks import DIALECTS, WINDOWS, random_network
 
 from trtopt.rewrite.registry import all_recipes
 
-FEW = (*range(11), 12, 16, 18, 19, 21, 24, 25, 34, 39, 51, 59, 64, 79, 99, 119, 160, 279, 399, 479, 539, 579, 639)
+FEW = (
+    *range(11),
+    12,
+    16,
+    18,
+    19,
+    21,
+    24,
+    25,
+    34,
+    39,
+    51,
+    59,
+    64,
+    79,
+    99,
+    119,
+    160,
+    279,
+    399,
+    479,
+    539,
+    579,
+    639,
+    699,
+    719,
+    739,
+    759,
+)
 """Networks in which every recipe finds its pattern."""
-MANY = range(700)
+MANY = range(780)
 FEW_DIALECTS = (*range(DIALECTS, DIALECTS + 19), DIALECTS + 27, DIALECTS + 44, DIALECTS + 89)
 MANY_DIALECTS = range(DIALECTS, DIALECTS + 300)
 FEW_WINDOWS = range(WINDOWS, WINDOWS + 6)

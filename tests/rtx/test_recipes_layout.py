@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +19,20 @@ NHWC, NCHW = "Transpose <perm = [0, 2, 3, 1]>", "Transpose <perm = [0, 3, 1, 2]>
 CONV = "Conv <pads = [1, 1, 1, 1]>"
 
 
-def run(folder: Path, recipes: str, graph: str, weights: Mapping[str, tuple[int, ...]]) -> BuildReport:
+def run(
+    folder: Path,
+    recipes: str,
+    graph: str,
+    weights: Mapping[str, tuple[int, ...]],
+    shapes: Sequence[Mapping[str, tuple[int, ...]]] = (),
+) -> BuildReport:
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}')
     rng = np.random.default_rng(0)
     for name, shape in weights.items():
         array = rng.standard_normal(shape, dtype=np.float32) * 0.05
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     onnx.save(model, folder / "m.onnx")
-    return build(folder / "m.onnx", output=folder / "m.engine", gpu="L4", recipes=recipes)
+    return build(folder / "m.onnx", output=folder / "m.engine", gpu="L4", recipes=recipes, opt_shapes=shapes)
 
 
 def numbers(report: BuildReport) -> tuple[int, int]:
@@ -134,6 +140,26 @@ def test_what_is_cut_off_behind_a_convolution_is_left_out(tmp_path: Path) -> Non
     after = numbers(run(tmp_path, "cropped-conv", graph, weights))
     assert after[0] < before[0]
     assert after[1] < 0.9 * before[1]
+
+
+@pytest.mark.parametrize(("groups", "length"), [(8, "1000"), (1, "1000"), (256, "1000"), (8, "L")])
+def test_a_normalization_over_one_axis_is_one_kernel(groups: int, length: str, tmp_path: Path) -> None:
+    """The compiler knows it over two axes; with one it transposes the map before and behind."""
+    back = "s = Shape(a) q = Reshape(i, s)" if length == "L" else "q = Reshape(i, back)"
+    one, zero = (", ".join([number] * groups) for number in "10")
+    graph = (
+        f"g (float[8, 64, {length}] x) => (float[8, 256, {length}] y) "
+        f"<int64[3] rows = {{0, {groups}, -1}}, int64[3] back = {{0, 256, 1000}}, float[{groups}] o = {{{one}}}, "
+        f"float[{groups}] z = {{{zero}}}> {{ a = Conv <pads = [1, 1]> (x, w) r = Reshape(a, rows) "
+        f"i = InstanceNormalization (r, o, z) {back} m = Mul(q, f) n = Add(m, t) e = Relu(n) "
+        "y = Conv <pads = [1, 1]> (e, v) }"
+    )
+    weights = {"w": (256, 64, 3), "f": (256, 1), "t": (256, 1), "v": (256, 256, 3)}
+    shapes = [{"x": (8, 64, 1000)}]
+    before = numbers(run(tmp_path, "constant-expression", graph, weights, shapes))
+    after = numbers(run(tmp_path, "constant-expression,conv-1d", graph, weights, shapes))
+    assert after[0] < before[0]
+    assert after[1] < 0.85 * before[1]
 
 
 def test_rows_are_multiplied_by_all_experts_before_one_is_selected(tmp_path: Path) -> None:

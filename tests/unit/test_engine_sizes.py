@@ -59,6 +59,26 @@ def test_what_has_no_node_is_as_large_as_what_it_reads() -> None:
     assert found is not None and found[1] == [(8, 16, 4, 16), (32, 16, 16)]
 
 
+NORMALIZED = """<ir_version: 10, opset_import: ["" : 21]>
+g (float[N, 4, 6, 5] x, float[4] g, float[4] b) => (float[N, 4, 6, 5] y)
+{ i = InstanceNormalization(x, g, b) y = Relu(i) }"""
+
+
+def test_counters_of_a_normalization_are_not_as_large_as_its_map() -> None:
+    source = model(NORMALIZED)
+    counters = TensorInfo("__mye1_myl0", (-1,), "Int32")
+    layers = (
+        layer(("i", "y"), [], [counters]),
+        layer(("i", "y"), [counters, half("x", -1, 4, 6, 5)], [half("y", -1, 4, 6, 5)]),
+    )
+    shapes = static_shapes(source, {"x": (8, 4, 6, 5), "g": (4,), "b": (4,)})
+    ranges = {name: (dims, dims, dims) for name, dims in shapes.items() if name in "gb"}
+    profile = ShapeProfile({"x": ((1, 4, 6, 5), (8, 4, 6, 5), (16, 4, 6, 5)), **ranges})
+    found = sized(layers, source, shapes, (profile,))
+    assert found is not None
+    assert [item.shape for item in found[1].inputs] == [(32,), (8, 4, 6, 5)]
+
+
 def test_what_is_guessed_needs_a_static_engine() -> None:
     layers = (
         layer(("h",), [half("x", -1, -1, 64)], [half("__mye1_myl0", -1, 16, 4, 16)]),

@@ -23,6 +23,9 @@ from trtopt.report.schema.layers import LayerInfo, TensorInfo
 _LOWERED = re.compile(r"_myl\d+_\d+$")
 _COPY = re.compile(r"\.\d+$")
 
+_COUNTING = ("InstanceNormalization", "GroupNormalization", "LayerNormalization")
+"""Operators whose fused kernel counts the parts of a group that are summed up."""
+
 _Shape = tuple[int, ...]
 _Rule = Callable[[LayerInfo, TensorInfo, bool], Iterable[_Shape]]
 """The shapes that a tensor of a layer, written or read, may be a view of."""
@@ -86,11 +89,24 @@ class _Sizes:
         if self._static:  # guesses, which count for what that engine does not hold
             rules: tuple[_Rule, ...] = (*sure, self._inside, self._near)
             ways = [(fit, rule) for fit in (_viewed, _counted) for rule in rules]
+        self._count()
         while any(self._tells(fit, rule) for fit, rule in ways):
             pass
         found = tuple(self._sized(layer) for layer in self._layers)
         tensors = (item for layer in found for item in (*layer.inputs, *layer.outputs))
         return None if any(-1 in item.shape for item in tensors) else found
+
+    def _count(self) -> None:
+        """The counters of a fused normalization, which a layer of its own clears: one a row and channel at most.
+
+        No value of the graph is one of them: they are not as large as the map that is normalized.
+        """
+        for layer in self._layers:
+            norms = [node for node in self._of(layer) if edit.is_op(node, *_COUNTING)] if not layer.inputs else []
+            operands = self._computed(node.inputs[0] for node in norms)
+            for item in layer.outputs:
+                if item.dtype == "Int32" and item.shape == (-1,) and (dims := next(operands, None)) is not None:
+                    self._learn(item, (math.prod(dims[:2]),))
 
     def _tells(self, fit: _Fit, rule: _Rule) -> bool:
         """Whether a rule tells something that was not known."""

@@ -130,27 +130,34 @@ class PlaceJudge:
             before = self.price(subgraph, inner=inner)
         except TrtoptError as error:
             return Verdict(matches[0].choice, False, f"it cannot be judged: {error.what}")
-        tried = [self._tried(recipe, match, subgraph, before, inner) for match in there]
-        return max(tried, key=lambda verdict: (verdict.kept, verdict.saved_us))
+        forms = [(match, self._rewritten(recipe, match, subgraph)) for match in there]
+        for _, form in forms[1:]:  # beside the first
+            if not isinstance(form, Refusal):
+                self.begin(form, inner=inner)
+        tried = [(self._tried(match, form, before, inner), form) for match, form in forms]
+        return _best(tried, subgraph)
 
-    def _tried(self, recipe: Recipe, match: Match, subgraph: ir.Model, whole: Priced, inner: bool) -> Verdict:
-        names = {str(node.name) for node in match.nodes}
-        before, place = whole.total, whole.share(names)
+    def _rewritten(self, recipe: Recipe, match: Match, subgraph: ir.Model) -> ir.Model | Refusal:
+        """A clone of a subgraph in which one place is rewritten."""
         clone = subgraph.clone()
         same = [
             m for m in recipe.find(clone, self.target).matches if (m.label, m.choice) == (match.label, match.choice)
         ]
         refused = recipe.rewrite(clone, same[0])
         if refused is not None:
-            return Verdict(match.choice, False, refused.reason, before)
+            return refused
         invariants.check(clone, invariants.signature(subgraph))
         infer_in_place(clone)
-        self.begin(clone, inner=inner)
-        off = "" if _is_large(subgraph) else difference(subgraph, clone, best_shapes(subgraph))
-        if off:
-            return Verdict(match.choice, False, f"the results differ: {off}", before)
+        return clone
+
+    def _tried(self, match: Match, form: ir.Model | Refusal, whole: Priced, inner: bool) -> Verdict:
+        """Whether a form of a subgraph pays."""
+        names = {str(node.name) for node in match.nodes}
+        before, place = whole.total, whole.share(names)
+        if isinstance(form, Refusal):
+            return Verdict(match.choice, False, form.reason, before)
         try:
-            after = self.price(clone, inner=inner).total
+            after = self.price(form, inner=inner).total
         except TrtoptError as error:
             return Verdict(match.choice, False, f"the result cannot be judged: {error.what}", before)
         place_us = (place if place.kernels else before).predicted_us
@@ -159,17 +166,21 @@ class PlaceJudge:
         only_less = after.kernels < before.kernels and not grows(before, after)
         if verdict.gain < (0.0 if only_less else least_gain(before, after)):
             return Verdict(match.choice, False, no_gain(before, after), before, after)
-        off = difference(subgraph, clone, best_shapes(subgraph)) if _is_large(subgraph) else ""
-        return Verdict(match.choice, False, f"the results differ: {off}", before) if off else verdict
+        return verdict
 
 
-_LARGE_BYTES = 64 << 20
-"""Weights from which on a subgraph is run only where its rewrite pays; below, it is run while that is found out."""
-
-
-def _is_large(model: ir.Model) -> bool:
-    tensors = (value.const_value for value in model.graph.initializers.values())
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None) >= _LARGE_BYTES
+def _best(tried: Sequence[tuple[Verdict, ir.Model | Refusal]], subgraph: ir.Model) -> Verdict:
+    """The verdict that saves most of those whose form computes what ``subgraph`` does; forms that do not pay, or less
+    than one that holds, are not run."""
+    refused = [verdict for verdict, _ in tried if not verdict.kept]
+    for verdict, form in sorted(tried, key=lambda item: -item[0].saved_us):
+        if not verdict.kept or isinstance(form, Refusal):
+            continue
+        off = difference(subgraph, form, best_shapes(subgraph))
+        if not off:
+            return verdict
+        refused.append(Verdict(verdict.choice, False, f"the results differ: {off}", verdict.before))
+    return max(refused, key=lambda verdict: verdict.saved_us)
 
 
 _MAX_SWEEPS = 20
