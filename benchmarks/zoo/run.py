@@ -38,6 +38,8 @@ EIGHT_BIT_DB = 20.0
 SHOWN = ("reason", "kernels", "syncs", "mb", "us", "predicted_us", "db", "difference", "ort", "seconds", "cpu_s")
 CHECKED = 2
 """Rows of the batch that are compared in ONNX Runtime."""
+NAMED = 2
+"""Groups of equal kernels that a row names, of those between an engine and its limit."""
 
 
 # ---- one network in one mode, in a child process -----------------------------------------------------------------
@@ -117,6 +119,7 @@ def engine_cost(path: Path, profiles: Sequence[Any], gpu: str, work: Path) -> di
 
     from trtopt.engine.backend import TENSORRT_RTX
     from trtopt.engine.build import build_engine
+    from trtopt.engine.limit import limit_of
     from trtopt.engine.request import BuildRequest
     from trtopt.engine.work import layers_of_engine
     from trtopt.graph import edit
@@ -137,8 +140,20 @@ def engine_cost(path: Path, profiles: Sequence[Any], gpu: str, work: Path) -> di
     shapes = static_shapes(model, {name: shape for name, (_, shape, _) in profiles[0].shapes.items()})
     ours = layers_of_engine(engine.sized_layers, model, shapes)
     found = judged(engine.record.layers, engine.sized_layers, model, shapes)
-    predicted = sum(row.predicted_us for row in predict(ours.layers, find_gpu(gpu))[0])
-    return {**found, "predicted_us": round(predicted, 1), "compile_s": seconds}
+    rows = predict(ours.layers, find_gpu(gpu))[0]
+    limit = limit_of(engine.sized_layers, ours.layers, rows, model, find_gpu(gpu))
+    predicted = sum(row.predicted_us for row in rows)
+    return {**found, "predicted_us": round(predicted, 1), "compile_s": seconds, "limit": shown_limit(limit)}
+
+
+def shown_limit(limit: Any) -> dict[str, Any]:
+    """What a row says of an engine's limit: necessary microseconds, and what the engine takes beyond them, by reason
+    and for the groups of equal kernels that take most."""
+    from trtopt.report.text.limit import by_reason
+
+    first = [(item.op, item.reason, item.kernels, round(item.excess_us, 1)) for item in limit.kernels[:NAMED]]
+    reasons = [(reason, kernels, round(us, 1)) for reason, kernels, us in by_reason(limit)]
+    return {"us": round(limit.limit_us, 1), "reasons": reasons, "kernels": first}
 
 
 def outputs_of(path: Path, feeds: Mapping[str, Any], fast: bool) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ EIGHT_BIT_DB = 20.0
 EIGHT_BIT = ("int8", "fp8", "auto")
 PEERS = ("modelopt-int8", "modelopt-fp8")
 SAME = 0.02
+LEAST_SHOWN = 0.03
+"""Of the predicted time, what a reason has to take to be named."""
 Rows = Mapping[str, Mapping[str, Any]]
 
 
@@ -38,6 +40,7 @@ def write(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
             "",
             *summary(mine, gpu),
             *peers(mine, gpu),
+            *limits(mine, gpu),
         ]
     readme = HERE / "README.md"
     before, opening, rest = readme.read_text().partition("<!-- table -->\n")
@@ -59,10 +62,15 @@ def ratio(modes: Rows, mode: str, gpu: str) -> float | None:
     return ratio(modes, "fp16", gpu) or 1.0 if mode in EIGHT_BIT else 1.0
 
 
+def best_mode(modes: Rows, gpu: str) -> str:
+    """The 8-bit mode of least ratio among those that ran."""
+    found = {mode: each for mode in EIGHT_BIT if (each := ratio(modes, mode, gpu)) is not None}
+    return min(found, key=found.__getitem__, default=EIGHT_BIT[0])
+
+
 def best(modes: Rows, gpu: str) -> float | None:
     """The least ratio of the 8-bit modes that ran."""
-    found = [each for each in (ratio(modes, mode, gpu) for mode in EIGHT_BIT) if each is not None]
-    return min(found, default=None)
+    return ratio(modes, best_mode(modes, gpu), gpu)
 
 
 def _engine(row: Mapping[str, Any] | None, gpu: str) -> str:
@@ -143,6 +151,40 @@ def peers(networks: Mapping[str, Rows], gpu: str) -> list[str]:
     return ["", "Model Optimizer: us / of plain / dB, in brackets below 20 dB", "", *lines] if found else []
 
 
+def mean_of(ratios: Iterable[float | None]) -> float:
+    """The geometric mean of those that are known."""
+    found = [math.log(each) for each in ratios if each is not None]
+    return math.exp(sum(found) / len(found)) if found else math.nan
+
+
+def limits(networks: Mapping[str, Rows], gpu: str) -> list[str]:
+    """For each network above the mean, in FP16 and in its best 8-bit mode, what stands between it and its limit."""
+    lines = ["| network | mode | of plain | predicted, us | necessary, us | beyond, us (kernels) | most of it, us |"]
+    lines += ["|---" * 7 + "|"]
+    for function in (lambda _: "fp16", lambda modes: best_mode(modes, gpu)):
+        ratios = {name: ratio(modes, function(modes), gpu) for name, modes in networks.items()}
+        mean = mean_of(ratios.values())
+        lines += [
+            _limit_row(name, function(networks[name]), each, networks[name])
+            for name, each in ratios.items()
+            if each is not None and each > mean and "limit" in networks[name].get(function(networks[name]), {})
+        ]
+    title = "Above the mean: what stands between a network and its limit ([reasons](../../docs/analyze.md))"
+    return ["", title, "", *lines] if len(lines) > 2 else []
+
+
+def _limit_row(name: str, mode: str, share: float, modes: Rows) -> str:
+    row, limit = modes[mode], modes[mode]["limit"]
+    reasons = ", ".join(
+        f"{reason} {us:.0f} ({kernels})"
+        for reason, kernels, us in limit["reasons"]
+        if us > LEAST_SHOWN * row["predicted_us"]
+    )
+    first = ", ".join(f"{kernels} {op} {us:.0f} ({reason})" for op, reason, kernels, us in limit["kernels"][:2])
+    times = (f"{row['predicted_us']:.0f}", f"{limit['us']:.0f} ({limit['us'] / row['predicted_us']:.0%})")
+    return "| " + " | ".join((name, mode, f"{share:.2f}", *times, reasons, first)) + " |"
+
+
 def summary(networks: Mapping[str, Rows], gpu: str) -> list[str]:
     """Geometric means over all networks that ran, and how many are better, the same and worse."""
     lines = []
@@ -153,7 +195,7 @@ def summary(networks: Mapping[str, Rows], gpu: str) -> list[str]:
         found = [each for each in map(function, networks.values()) if each is not None]
         if not found:
             continue
-        mean = math.exp(sum(map(math.log, found)) / len(found))
+        mean = mean_of(found)
         better, worse = (sum(each < 1 - SAME for each in found), sum(each > 1 + SAME for each in found))
         lines.append(
             f"{label}: geometric mean {mean:.3f} of plain over {len(found)} networks; {better} better, "
