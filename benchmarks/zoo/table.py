@@ -158,7 +158,8 @@ def mean_of(ratios: Iterable[float | None]) -> float:
 
 
 def limits(networks: Mapping[str, Rows], gpu: str) -> list[str]:
-    """For each network above the mean, in FP16 and in its best 8-bit mode, what stands between it and its limit."""
+    """For each network above the mean, in FP16 and in its best 8-bit mode, what stands between it and its limit;
+    other dialects of a network end at the same kernels."""
     lines = ["| network | mode | of plain | predicted, us | necessary, us | beyond, us (kernels) | most of it, us |"]
     lines += ["|---" * 7 + "|"]
     for function in (lambda _: "fp16", lambda modes: best_mode(modes, gpu)):
@@ -167,7 +168,8 @@ def limits(networks: Mapping[str, Rows], gpu: str) -> list[str]:
         lines += [
             _limit_row(name, function(networks[name]), each, networks[name])
             for name, each in ratios.items()
-            if each is not None and each > mean and "limit" in networks[name].get(function(networks[name]), {})
+            if each is not None and each > mean and "." not in name
+            if "limit" in networks[name].get(function(networks[name]), {})
         ]
     title = "Above the mean: what stands between a network and its limit ([reasons](../../docs/analyze.md))"
     return ["", title, "", *lines] if len(lines) > 2 else []

@@ -60,6 +60,19 @@ def test_the_operands_say_what_a_kernel_computes_in(kernel: LayerInfo, dtype: st
     assert math_dtype(kernel) == dtype
 
 
+@pytest.mark.parametrize(
+    ("inputs", "dtype"),
+    [
+        (("Half", "Half", "Half", "Float"), "fp16"),
+        (("Float", "Half", "Half"), "fp16"),
+        (("Float", "Float", "Half"), "fp32"),
+        (("Half", "Float"), "fp32"),
+    ],
+)
+def test_a_wider_mask_of_attention_is_no_operand_of_its_products(inputs: tuple[str, ...], dtype: str) -> None:
+    assert math_dtype(layer("mha", inputs)) == dtype
+
+
 def test_a_vector_constant_is_no_weight() -> None:
     scale = (TensorInfo("s", (1,), "Int8"),)
     kernel = LayerInfo("g", "gemm", (), tensors("Int8", "Half"), tensors("Half"), scale, kind="gemm")

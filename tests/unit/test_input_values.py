@@ -94,6 +94,31 @@ IDS = "int64[N, S] ids"
             {"a": np.int64([2]), "low": np.float32(-1e4)},
             {"keep": InputValues("mask")},
         ),
+        (
+            "float[N, S] keep, float[N, S, C] x",
+            "u = Unsqueeze(keep, a) d = Sub(one, u) m = Mul(d, low) y = Add(x, m)",
+            {"a": np.int64([2]), "one": np.float32(1), "low": np.float32(-3.4e38)},
+            {"keep": InputValues("mask")},
+        ),
+        (
+            "float[N, S] keep, float[N, S, C] x",
+            "u = Unsqueeze(keep, a) d = Sub(u, one) m = Mul(high, d) y = Add(x, m)",
+            {"a": np.int64([2]), "one": np.float32([1]), "high": np.float32(1e5)},
+            {"keep": InputValues("mask")},
+        ),
+        (
+            "float[N, S] pad, float[N, S, C] x",
+            "u = Unsqueeze(pad, a) n = Neg(u) m = Mul(n, high) y = Add(x, m)",
+            {"a": np.int64([2]), "high": np.float32(1e9)},
+            {"pad": InputValues("padding")},
+        ),
+        (
+            "float[N, S, C] x",
+            "d = Sub(half, x) y = Mul(d, low)",
+            {"half": np.float32(0.5), "low": np.float32(-1e9)},
+            {},
+        ),
+        ("float[N, S, C] x", "y = Mul(x, low)", {"low": np.float32(255)}, {}),
         ("float[N, S, C] x", "y = Relu(x)", {}, {}),
         (
             "float[N, C, S] x, int64[N] x_lens",
@@ -197,3 +222,12 @@ def test_times_are_spread_over_their_range() -> None:
     model = net("float[64] t", "a = Mul(t, k) y = Sin(a)", k=np.float32(2))
     (sample,) = open_samples(SYNTHETIC, [input_spec(model.graph.inputs[0])], count=1, values=input_values(model))
     assert 0 <= sample["t"].min() < 100 and 400 < sample["t"].max() <= 500
+
+
+@pytest.mark.parametrize(("made", "least"), [("Sub(one, keep)", 1.0), ("Identity(keep)", 0.0)])
+def test_a_mask_of_floats_takes_nothing_away(made: str, least: float) -> None:
+    body = f"d = {made} m = Mul(d, low) y = Add(x, m)"
+    model = net("float[N, S, C] keep, float[N, S, C] x", body, one=np.float32(1), low=np.float32(-3.4e38))
+    specs = [input_spec(value) for value in model.graph.inputs]
+    samples = open_samples(SYNTHETIC, specs, shapes={"keep": (1, 3, 2), "x": (1, 3, 2)}, values=input_values(model))
+    assert all((sample["keep"] == least).all() for sample in samples)

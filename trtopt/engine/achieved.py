@@ -7,6 +7,7 @@ cuBLAS (``nvjet_...``, ``..._gemvx_...``). TensorRT for RTX hides them.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -102,7 +103,8 @@ def math_dtype(layer: LayerInfo) -> str:
     A convolution, matrix product or attention kernel is narrow (INT8, FP8, FP4) when an activation *and* its other
     operand (a weight, else another view or activation) are; a narrow constant alone is a compressed weight, widened
     before the product. Otherwise a floating-point weight decides (an activation of another type is cast as it is read),
-    and without one the widest floating-point operand. Weights are the constants with several axes longer than one;
+    and without one the floating-point type of most elements that are read, as a mask beside queries, keys and values
+    may be wider; the widest of several. Weights are the constants with several axes longer than one;
     where there are none, those of rank 2 or more: a scale per channel behind the product may be of another type.
     """
     operands = [tensor.dtype for tensor in layer.inputs]
@@ -113,8 +115,21 @@ def math_dtype(layer: LayerInfo) -> str:
             if dtype in operands and (dtype in weights or operands.count(dtype) >= 2):
                 return TENSORRT_TYPES[dtype]
         stored = [dtype for dtype in weights if dtype in _FLOATS]
-        operands = stored or [dtype for dtype in operands if dtype not in _QUANTIZED] or operands
+        operands = (
+            stored or _most_read(layer.inputs) or [item for item in operands if item not in _QUANTIZED] or operands
+        )
     return _name(operands, layer.constants, layer.outputs)
+
+
+def _most_read(inputs: Sequence[TensorInfo]) -> list[str]:
+    """The floating-point types of most elements; empty where there are none."""
+    elements: dict[str, int] = {}
+    for item in inputs:
+        if item.dtype in _FLOATS:
+            elements[item.dtype] = elements.get(item.dtype, 0) + math.prod(
+                map(abs, item.shape)
+            )  # an unknown size is -1
+    return [dtype for dtype, count in elements.items() if count == max(elements.values())]
 
 
 def _name(operands: Sequence[str], constants: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> str:

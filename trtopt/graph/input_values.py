@@ -24,6 +24,8 @@ _TURNED = 1000.0
 """Largest angle, in radians, of the highest frequency: the steps of diffusion (Ho et al. 2020, arXiv:2006.11239)."""
 _MOST = 65504.0
 """Largest time, as FP16 holds it: an input may have that type."""
+_LEAST_MASK = 1e4
+"""Softmax leaves nothing of what such a number is taken away from."""
 _DEPTH = 16
 _LENGTH = re.compile(r"^(?!.*(past|cache)).*(?<![a-z])(seq)?len(s|gths?)?$")
 """The name of a length, but of a cache's: what is filled of it is no length of another input."""
@@ -35,14 +37,14 @@ class InputValues:
 
     Attributes:
         kind: ``ids`` are drawn from 0 to below ``size``; ``positions`` count along the last axis, below ``size``;
-            ``mask`` is 1, or true, everywhere; ``lengths`` say that rows of the other inputs are full, ``sizes`` are
-            those of a picture; ``given`` are the ``numbers``, of a shape tensor; ``weight`` is a matrix
+            ``mask`` is 1, or true, everywhere, ``padding`` 0; ``lengths`` say that rows of the other inputs are full,
+            ``sizes`` are those of a picture; ``given`` are the ``numbers``, of a shape tensor; ``weight`` is a matrix
             that products read as others read their weights; ``times`` are spread from 0 to ``size``.
         size: Entries of the smallest table or axis that the input indexes; rows of a weight; the largest time; else
             None.
     """
 
-    kind: Literal["ids", "positions", "mask", "lengths", "sizes", "given", "weight", "times"]
+    kind: Literal["ids", "positions", "mask", "padding", "lengths", "sizes", "given", "weight", "times"]
     size: int | None = None
     numbers: tuple[int, ...] = ()
 
@@ -54,7 +56,8 @@ def input_values(model: ir.Model) -> dict[str, InputValues]:
     that is only compared, multiplied, subtracted or used as a condition is a mask. The graph cannot tell positions from
     ids: an input named after positions counts, one named after lengths holds them. What Resize goes to are sizes. The
     others are in nobody's table here. Of floating inputs, matrices that only stand on the right of products are
-    weights: adapters. What is only turned into angles is a time, of diffusion for one.
+    weights: adapters. What is only turned into angles is a time, of diffusion for one. Masks that take
+    away where they are 1 are paddings, floats as well: ``padding * -1e9`` and ``where(padding, -inf, scores)``.
     """
     found: dict[str, InputValues] = {}
     for value in model.graph.inputs:
@@ -67,6 +70,8 @@ def input_values(model: ir.Model) -> dict[str, InputValues]:
                 found[name] = InputValues("weight", max(shape[0], 1))
             elif latest := _latest(value):
                 found[name] = InputValues("times", latest)
+            elif (kept := _kept_by(value, (0.0, 1.0))) is not None:
+                found[name] = InputValues("mask" if kept else "padding")
             continue
         sizes = [size - offset for node, index, offset in uses for size in _sizes_indexed(node, index)]
         size = max(min(sizes), 1) if sizes else None
@@ -80,8 +85,63 @@ def input_values(model: ir.Model) -> dict[str, InputValues]:
         elif latest := _latest(value):
             found[name] = InputValues("times", latest)
         elif "mask" in name.lower() or any(_masks(node, index) for node, index, _ in uses):
-            found[name] = InputValues("mask")
+            found[name] = InputValues("padding" if _kept_by(value, (0.0, 1.0)) == 0 else "mask")
     return found
+
+
+def _kept_by(value: ir.Value, at: tuple[float, float], depth: int = _DEPTH) -> int | None:
+    """Which of 0 and 1 an input holds where the mask made of it takes nothing away; None where it is no mask.
+
+    Args:
+        value: What was made of the input.
+        at: ``value`` where the input is 0, and where it is 1; of booleans what is not 0 is true.
+        depth: Nodes that are followed.
+    """
+    for use in value.uses() if depth else ():
+        lowered = [_lowers(use.node, use.idx, each) for each in at]
+        if lowered[0] != lowered[1]:
+            kept = lowered.index(False)
+            if edit.is_op(use.node, "Where") or not _made_of(use.node, use.idx, at[kept]):
+                return kept
+        made = [_made_of(use.node, use.idx, each) for each in at]
+        if made[0] is None or made[1] is None:
+            continue
+        found = _kept_by(use.node.outputs[0], (made[0], made[1]), depth - 1)
+        if found is not None:
+            return found
+    return None
+
+
+def _lowers(node: ir.Node, index: int, number: float) -> bool:
+    """Whether ``node`` makes of a number what softmax leaves nothing of."""
+    if edit.is_op(node, "Where") and index == 0:
+        constant = edit.constant_of(node.inputs[1 if number else 2])
+        return constant is not None and bool(constant.size) and bool(constant.max() <= -_LEAST_MASK)
+    product = _made_of(node, index, number) if edit.is_op(node, "Mul") else None
+    return product is not None and product <= -_LEAST_MASK
+
+
+def _made_of(node: ir.Node, index: int, number: float) -> float | None:
+    """What ``node`` makes of a number; None where it does something else, or where that depends on another tensor."""
+    if edit.is_op(node, "Not"):
+        return float(number == 0)
+    if edit.is_op(node, "Neg"):
+        return -number
+    if edit.is_op(node, "And", "Or") or (edit.is_op(node, "Where") and index):
+        return number
+    if index == 0 and edit.is_op(node, "ReduceMax", "ReduceMin", *_HANDED_ON):
+        return number
+    if not edit.is_op(node, "Mul", "Sub", "Equal"):
+        return None
+    constant = edit.constant_of(node.inputs[1 - index])
+    if constant is None or constant.size != 1:
+        return None
+    other = float(constant.reshape(-1)[0])
+    if edit.is_op(node, "Equal"):
+        return float(number == other)
+    if edit.is_op(node, "Mul"):
+        return number * other if number else 0.0
+    return number - other if index == 0 else other - number
 
 
 def _latest(value: ir.Value) -> int:

@@ -183,9 +183,9 @@ def _length(spec: InputSpec, hosts: Sequence[InputSpec], shapes: Mapping[str, tu
 def _random(
     rng: np.random.Generator, spec: InputSpec, shape: tuple[int, ...], values: InputValues | None
 ) -> np.ndarray:
+    if values is not None and values.kind in ("mask", "padding"):
+        return np.full(shape, values.kind == "mask", spec.dtype)
     if spec.dtype.kind in "iub" and values is not None:
-        if values.kind == "mask":
-            return np.ones(shape, spec.dtype)
         if values.kind == "given":
             return np.array(values.numbers, spec.dtype).reshape(shape)
         largest = 1 if spec.dtype.kind == "b" else int(np.iinfo(spec.dtype).max)
