@@ -25,6 +25,19 @@ VALUES_ONLY = RESIDUAL.replace("MatMul(n, wk)", "MatMul(x, wk)").replace("MatMul
 STATISTICS = f"{BLOCK} z = Neg(mean)".replace("n = Layer", "n, mean = Layer")
 
 
+TURNED = (
+    BLOCK.replace("(n, w", "(nt, w")
+    .replace("q0 =", "nt = Transpose <perm = [1, 0, 2]> (n) q0 =", 1)
+    .replace("[0, 2, 1, 3]", "[1, 2, 0, 3]")
+    .replace("[0, 2, 3, 1]", "[1, 2, 3, 0]")
+    .replace("Transpose <perm = [1, 2, 0, 3]> (o0)", "Transpose <perm = [2, 0, 1, 3]> (o0)")
+    .replace("Add(o3, bo)", "Add(x, ot)")
+    .replace("y = Add", "o4 = Add(o3, bo) ot = Transpose <perm = [1, 0, 2]> (o4) y = Add")
+)
+"""As torch's MultiheadAttention with the batch first: [tokens, batch] around attention alone."""
+SECOND = "m0 = MatMul(y, wo) m1 = Transpose <perm = [1, 0, 2]> (m0) m2 = Relu(m1) z = Transpose <perm = [1, 0, 2]> (m2)"
+
+
 def case(recipe: str, label: str, body: str, **options: object) -> Case:
     arguments: dict[str, object] = {"io": IO, "constants": HEADS, "weights": {**W, "bo": (8,), **N}, **options}
     arguments["values"] = {**SMALL, **options.get("values", {})}  # type: ignore[dict-item]
@@ -135,6 +148,16 @@ CASES: tuple[Case, ...] = (
         BLOCK.replace("[0, 2, 1, 3]", "[1, 2, 0, 3]")
         .replace("[0, 2, 3, 1]", "[1, 2, 3, 0]")
         .replace("Transpose <perm = [1, 2, 0, 3]> (o0)", "Transpose <perm = [2, 0, 1, 3]> (o0)"),
+        changes=0,
+    ),
+    batch_first("tokens-turned-around-attention", TURNED),
+    batch_first("tokens-turned-in-two-layers", f"{TURNED} {SECOND}", io=f"{IO[:-1]}, float[2, 5, 8] z)"),
+    batch_first("turned-dynamic", TURNED, io="g (float[N, 5, 8] x) => (float[N, 5, 8] y)"),
+    batch_first("turned-one-sample", TURNED, io="g (float[1, 5, 8] x) => (float[1, 5, 8] y)", changes=0),
+    batch_first(
+        "turned-without-attention",
+        "t = Transpose <perm = [1, 0, 2]> (x) r = Relu(t) u = Transpose <perm = [1, 0, 2]> (r) y = Neg(u)",
+        weights={},
         changes=0,
     ),
     batch_first("tensorrt", target=Target(backend="tensorrt"), changes=0, refusals=1),

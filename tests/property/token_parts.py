@@ -356,3 +356,20 @@ def experts(b: NetBuilder, x: Value) -> Value:
     mixed = b.reduce("ReduceSum", pairs, (1,), keep=False)
     whole = b.op("Reshape", [mixed.name, b.ints(-1, x.dim(1), width)], x.shape)
     return b.binary("Add", x, whole)
+
+
+def turned_attention(b: NetBuilder, x: Value) -> Value:
+    """Attention on [tokens, batch, features] between Transposes, as torch's MultiheadAttention with the batch first."""
+    n, s, _ = x.shape
+    heads, size = b.size(2, 3), b.size(2, 5)
+    for _ in range(b.size(1, 2)):
+        turned = b.transpose(layer_norm(b, x), 1, 0, 2)
+        projected = [b.reshape(linear(b, turned, heads * size), s, n, heads, size) for _ in range(3)]
+        q, v = b.transpose(projected[0], 1, 2, 0, 3), b.transpose(projected[2], 1, 2, 0, 3)
+        scores = b.op("MatMul", [q.name, b.transpose(projected[1], 1, 2, 3, 0).name], (n, heads, s, s))
+        weights = b.unary("Softmax", b.binary("Mul", scores, b.scalar(size**-0.5)), axis=-1)
+        mixed = b.transpose(b.op("MatMul", [weights.name, v.name], (n, heads, s, size)), 2, 0, 1, 3)
+        joined = linear(b, b.reshape(mixed, s, n, heads * size), x.width)
+        x = b.binary("Add", x, b.transpose(joined, 1, 0, 2))
+        x = mlp(b, x) if b.chance() else x
+    return x

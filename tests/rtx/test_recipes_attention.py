@@ -126,6 +126,17 @@ def test_tokens_first_saves_the_kernels_at_the_borders(pre_norm: list[Cost]) -> 
     assert turned.predicted_us < carried.predicted_us
 
 
+def test_tokens_that_each_attention_turns_stay_first(tmp_path: Path) -> None:
+    """As torch's MultiheadAttention with the batch first: each block turns its tokens and turns them back."""
+    body = _PRE.replace("(n, w", "(m8, w").replace("q0 =", "m8 = Transpose <perm = [1, 0, 2]> (n) q0 =", 1)
+    body = body.replace("[0, 2, 1, 3]> (o0)", "[2, 0, 1, 3]> (o0)").replace("[0, 2, 1, 3]", "[1, 2, 0, 3]")
+    body = body.replace("[0, 2, 3, 1]", "[1, 2, 3, 0]")
+    body = body.replace("Add(x, o4)", "Add(x, m9)").replace("r = ", "m9 = Transpose <perm = [1, 0, 2]> (o4) r = ")
+    plain, turned = costs(blocks(tmp_path, body), "batch-first-attention")
+    assert turned.kernels <= plain.kernels - 3
+    assert turned.bytes < 0.9 * plain.bytes and turned.predicted_us < plain.predicted_us
+
+
 def test_heads_that_are_no_multiple_of_eight_are_read_in_place(tmp_path: Path) -> None:
     """The kernels go that pad queries, keys and values and cut the result, four per block."""
     artifact = blocks(tmp_path, _PRE, count=2, size=36)
