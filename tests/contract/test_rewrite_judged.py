@@ -165,6 +165,22 @@ def test_equal_places_are_judged_once(chain: ModelArtifact) -> None:
     assert len(judge.whole) == 1
 
 
+def test_equal_blocks_are_judged_once_along_residuals(tmp_path: Path) -> None:
+    """A piece shows up to eight residuals on each side, so that those of ten blocks differ; what their places fuse with
+    does not, but at the ends."""
+    blocks = "".join(f"n{i} = Relu(x{i}) m{i} = MatMul(n{i}, w) x{i + 1} = Add(x{i}, m{i}) " for i in range(10))
+    found = model_of(tmp_path, f"g (float[N, 8] x0) => (float[N, 8] x10) {{ {blocks} }}", w=(8, 8))
+    judge = Judge(price())
+    result = apply(
+        found,
+        (Replace((("Neg", "Neg", "Relu"),)),),
+        target=Target(),
+        judging=Judging(judge, (ShapeProfile({"x0": ((4, 8),) * 3}),)),
+    )
+    assert len(step(result).refusals) == 10
+    assert len(judge.inner) <= 2 * 3
+
+
 def test_a_piece_reaches_to_the_next_products_only(chain: ModelArtifact) -> None:
     judge = Judge(price())
     judged(chain, judge, Replace((("Neg", "Neg", "Relu"),)))

@@ -42,7 +42,7 @@ def test_a_piece_keeps_the_open_axes_with_their_sizes() -> None:
 
 def test_axes_of_the_same_sizes_are_one_axis() -> None:
     form = judged_form(model(), (OPEN,))
-    found = Cutter(form, across_stored=False).subgraph(["y"])
+    found = Cutter(form).subgraph(["y"], across_stored=False)
     dims = [dims_of_value(value) for value in found.graph.inputs if value.name != "w"]
     assert all(dim == "N" or isinstance(dim, int | str) for shape in dims for dim in shape or ())
     assert profile_of(found) is not None
@@ -119,8 +119,8 @@ def blocks(count: int) -> ir.Model:
 def test_a_piece_of_a_region_ends_at_a_residual_and_is_that_of_every_block() -> None:
     """What a residual comes from waits in memory for the products of the block; a SiLU reads one tensor twice, and
     does not wait."""
-    cutter = Cutter(judged_form(blocks(6), ()), across_stored=False)
-    pieces = [cutter.subgraph([f"m{i}"]) for i in range(1, 5)]
+    cutter = Cutter(judged_form(blocks(6), ()))
+    pieces = [cutter.subgraph([f"m{i}"], across_stored=False) for i in range(1, 5)]
     assert [str(node.name) for node in pieces[1].graph] == ["p1", "x2", "n2", "m2", "s2", "a2", "p2"]
     assert len({structure_key(piece) for piece in pieces}) == 1
     whole = Cutter(judged_form(blocks(6), ())).subgraph(["m2"])

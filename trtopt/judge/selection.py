@@ -136,7 +136,7 @@ class Guard:
     def __post_init__(self) -> None:
         self._prices = Prices(self.judge, self.file)
         self._forms_now = self.candidates
-        self._cutter = Cutter(self.form, across_stored=False)
+        self._cutter = Cutter(self.form)
         self._additions = additions(self.form) if self.problem.fuses_quantizers else {}
         self._all = subgraph_of(self.form)
         self._wide = plan_for(self.problem, Precision.AUTO).wide
@@ -436,7 +436,8 @@ class Guard:
         if region.name not in self._subgraphs:
             try:
                 skips = self._additions.get(region.name, ())
-                model = self._cutter.subgraph([*region.nodes, *skips, *between(self.form, region.nodes, skips)])
+                nodes = [*region.nodes, *skips, *between(self.form, region.nodes, skips)]
+                model = self._cutter.subgraph(nodes, across_stored=False)
             except CutError as error:
                 self._subgraphs[region.name] = str(error)
             else:

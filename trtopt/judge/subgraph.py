@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import onnx_ir as ir
 
@@ -40,14 +41,10 @@ class Cutter:
 
     Args:
         model: The model; not changed, and not to be changed while the cutter is in use.
-        across_stored: Whether a subgraph goes on beyond a tensor that a heavy operator reads, or that waits for one
-            as a residual. Such a tensor is stored: nothing beyond it fuses with what is before it; but along residuals
-            it shows more of the network.
     """
 
-    def __init__(self, model: ir.Model, *, across_stored: bool = True) -> None:
+    def __init__(self, model: ir.Model) -> None:
         self._model = model
-        self._across_stored = across_stored
         self._symbols = symbols_of(model)
         self._order = {node: index for index, node in enumerate(model.graph)}
         self._owners: dict[str, ir.Node] = {}
@@ -57,11 +54,14 @@ class Cutter:
             for graph in subgraphs_of(node):
                 self._owners.update((str(inner.name), node) for inner in all_nodes(graph))
 
-    def subgraph(self, names: Iterable[str]) -> ir.Model:
+    def subgraph(self, names: Iterable[str], *, across_stored: bool = True) -> ir.Model:
         """The named nodes with their neighbourhood, as a model that shares the weights.
 
         Args:
             names: Names of nodes of the model; of a nested one, the node of the main graph around it is taken.
+            across_stored: Whether the subgraph goes on beyond a tensor that a heavy operator reads, or that waits for
+                one as a residual. Such a tensor is stored: nothing beyond it fuses with what is before it; but along
+                residuals it shows more of the network, and of each of many equal blocks something else.
 
         Raises:
             CutError: A node is not there, or the shape of a value at the border depends on data.
@@ -71,7 +71,8 @@ class Cutter:
             if name not in self._owners:
                 raise CutError(f"{name} is no node of the model as it is judged")
             chosen.add(self._owners[name])
-        chosen |= _reach(chosen, self._producers) | _reach(chosen, self._consumers)
+        producers, consumers = (partial(step, across=across_stored) for step in (self._producers, self._consumers))
+        chosen |= _reach(chosen, producers) | _reach(chosen, consumers)
         chosen |= self._between(chosen)
         _add_shape_arithmetic(chosen)
         return self._cut(chosen)
@@ -103,22 +104,22 @@ class Cutter:
             open_input(copy, value, self._symbols)
         return ir.Model(graph, ir_version=model.ir_version)
 
-    def _producers(self, node: ir.Node, is_start: bool) -> list[ir.Node]:
+    def _producers(self, node: ir.Node, is_start: bool, across: bool = True) -> list[ir.Node]:
         values = values_read(node)
         if not is_start and len(values) > _MOST_NEIGHBOURS:
             return []
-        if not (is_start or self._across_stored):
+        if not (is_start or across):
             values = [value for value in values if not (_heavy_readers(value) or self._waits(node, value))]
         found = (value.producer() for value in values)
         return [producer for producer in found if producer is not None and producer.graph is node.graph]
 
-    def _consumers(self, node: ir.Node, is_start: bool) -> list[ir.Node]:
+    def _consumers(self, node: ir.Node, is_start: bool, across: bool = True) -> list[ir.Node]:
         found: list[ir.Node] = []
         if not is_start and sum(len(value.uses()) for value in node.outputs) > _MOST_NEIGHBOURS:
             return found
         for value in node.outputs:
             users = [user for user, _ in value.uses()]
-            if not (is_start or self._across_stored):
+            if not (is_start or across):
                 users = _heavy_readers(value) or [user for user in users if not self._waits(user, value)]
             found += users
         return [self._owners[str(user.name)] for user in found]

@@ -78,19 +78,22 @@ class PlaceJudge:
         """
         names = {str(node.name) for match in matches for node in match.nodes}
         try:
-            subgraph = cutter.subgraph(names)
+            key = self._key(recipe, matches, cutter.subgraph(names, across_stored=False))
+            if key not in self.verdicts:
+                self.verdicts[key] = self._found(recipe, matches, model, cutter.subgraph(names))
         except CutError as error:
             return Verdict(matches[0].choice, False, f"it cannot be judged: {error}")
-        key = self._key(recipe, matches, subgraph)
-        if key not in self.verdicts:
-            verdict = None
-            if len(subgraph.graph) < len(model.graph):
-                infer_in_place(subgraph)
-                verdict = self._judged(recipe, matches, self._priceable(subgraph), inner=True)
-            if verdict is None:  # it is all, or the subgraph does not show enough of the graph for the recipe
-                verdict = self._judged(recipe, matches, model, inner=False)
-            self.verdicts[key] = verdict or Verdict(matches[0].choice, False, _UNSEEN)
         return self.verdicts[key]
+
+    def _found(self, recipe: Recipe, matches: Sequence[Match], model: ir.Model, subgraph: ir.Model) -> Verdict:
+        """The verdict on a place by a subgraph around it, by the whole model where that is needed."""
+        verdict = None
+        if len(subgraph.graph) < len(model.graph):
+            infer_in_place(subgraph)
+            verdict = self._judged(recipe, matches, self._priceable(subgraph), inner=True)
+        if verdict is None:  # it is all, or the subgraph does not show enough of the graph for the recipe
+            verdict = self._judged(recipe, matches, model, inner=False)
+        return verdict or Verdict(matches[0].choice, False, _UNSEEN)
 
     def _priceable(self, subgraph: ir.Model) -> ir.Model:
         """The subgraph; at the optimum of its profile where it can be judged only so."""
