@@ -39,9 +39,10 @@ FEW = (
     719,
     739,
     759,
+    799,
 )
 """Networks in which every recipe finds its pattern."""
-MANY = range(780)
+MANY = range(840)
 FEW_DIALECTS = (*range(DIALECTS, DIALECTS + 19), DIALECTS + 27, DIALECTS + 44, DIALECTS + 89)
 MANY_DIALECTS = range(DIALECTS, DIALECTS + 300)
 FEW_WINDOWS = range(WINDOWS, WINDOWS + 6)
