@@ -59,6 +59,7 @@ from trtopt_recipes.resize_conv import ResizeConv
 from trtopt_recipes.scaled_keys import ScaledKeys
 from trtopt_recipes.selu import Selu
 from trtopt_recipes.settled_selection import SettledSelection
+from trtopt_recipes.shared_indices import SharedIndices
 from trtopt_recipes.shifted_scores import ShiftedScores
 from trtopt_recipes.sigmoid_after_product import SigmoidAfterProduct
 from trtopt_recipes.softplus import Softplus
@@ -103,6 +104,7 @@ PACK = (
     MergedProjection(),
     RotatedProjection(),
     GatheredWeights(),
+    SharedIndices(),
     AlignedHeads(),
     Prelu(),
     Selu(),

@@ -20,6 +20,7 @@ from token_parts import (
     linear,
     mixer,
     normalized_attention,
+    relative_scores,
     repeated_bias,
     selected,
     stacked,
@@ -40,6 +41,7 @@ _CYCLE = (stacked, normalized_attention, repeated_bias, waves_to_pixels, excited
 RARE_PARTS = (
     *_CYCLE, *_CYCLE[:6], adapted, adapted, adapted, mixer, mixer, waves_to_pixels, *(vocabulary,) * 4,
     *(contracted,) * 3, *(experts,) * 2, *(cropped,) * 3, *(mixed_convs,) * 4, *(one_axis,) * 4,
+    *(relative_scores,) * 3,
     *(turned_attention,) * 3,
 )  # fmt: skip
 

@@ -39,10 +39,11 @@ FEW = (
     719,
     739,
     759,
-    819,
+    799,
+    899,
 )
 """Networks in which every recipe finds its pattern."""
-MANY = (*range(260), *range(279, 840, 20))
+MANY = (*range(260), *range(279, 900, 20))
 """Each twentieth is one of the rare parts, in turn."""
 FEW_DIALECTS = (*range(DIALECTS, DIALECTS + 19), DIALECTS + 27, DIALECTS + 44, DIALECTS + 89)
 MANY_DIALECTS = range(DIALECTS, DIALECTS + 300)

@@ -373,3 +373,22 @@ def turned_attention(b: NetBuilder, x: Value) -> Value:
         x = b.binary("Add", x, b.transpose(joined, 1, 0, 2))
         x = mlp(b, x) if b.chance() else x
     return x
+
+
+def relative_scores(b: NetBuilder, x: Value) -> Value:
+    """Weights of tokens by their distance, of which each row takes those of its own."""
+    n, s, d = x.shape[0], x.dim(1), x.width
+    span = b.size(1, s)
+    apart = np.clip(np.arange(s)[:, None] - np.arange(s), -span, span - 1) + b.pick(0, span)
+    index = b.const(apart.reshape(*(1,) * b.size(0, 1), s, s), b.pick(np.int64, np.int32))
+    scores = b.op("MatMul", [x.name, b.weight((d, 2 * span), d)], (n, s, 2 * span))
+    if b.chance():
+        size = b.op("Shape", [x.name], start=0, end=1)
+        index = b.op("Expand", [index, b.op("Concat", [size.name, b.ints(s, s)], axis=0).name]).name
+    else:
+        index = b.op("Expand", [index, b.op("Shape", [b.op("MatMul", [x.name, b.weight((d, s), d)]).name]).name]).name
+    y = b.op("GatherElements", [scores.name, index], (n, s, s), axis=b.pick(2, -1))
+    if b.chance():
+        y = b.transpose(y, 0, 2, 1)
+    y = b.op("Softmax", [y.name], y.shape, axis=-1)
+    return b.binary("Add", x, b.op("MatMul", [y.name, x.name], x.shape))

@@ -360,6 +360,20 @@ def test_a_faster_type_beyond_the_budget_is_not_taken() -> None:
     assert [(point.name, point.within_budget) for point in found.record.pareto[:2]] == [("fp8", False), ("int8", True)]
 
 
+def test_auto_ranks_nothing_where_what_holds_is_as_fast_as_what_would_have_to_be_taken_back() -> None:
+    """One type everywhere is faster than the best of each region: what lies below that is slower still."""
+
+    class Fused(Numbers):
+        def time_us(self, mix: Mix) -> float:
+            return super().time_us(mix) - (500.0 if mix == self.space.pure("fp16", "int8") else 0.0)
+
+    plain = two_types([(0.001, 40), (0.002, 30)], [None, (0.02, 35)])
+    oracle = Fused(plain.space, plain.errors)
+    found = search_auto(oracle.space, BUDGET, oracle)
+    assert found.reached and found.mix == plain.space.pure("fp16", "int8")
+    assert oracle.count("rank") == 0 and "take back" not in actions(found.record)
+
+
 def test_auto_gives_a_region_the_more_accurate_type_before_it_gives_it_up() -> None:
     """INT8 of r0 costs too much; its FP8 saves a little less and adds little."""
     oracle = two_types([(0.02, 40), (0.002, 30)], [(0.003, 35), (0.001, 10)])

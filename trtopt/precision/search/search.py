@@ -324,9 +324,10 @@ def search_auto(
     """The fastest point within the budget over 16-bit types, 8-bit types and their mixes.
 
     Evaluated are each 16-bit type alone, every region in the type that saves most, every region in one 8-bit type for
-    each of them, the regions that are fastest together, and what lies between the fastest of these and 16-bit, as in
-    :func:`search_budget`. Mixes are made with the first of the 16-bit types that is within the budget: ``narrows`` are
-    those of the target, the preferred one first. ``most`` evaluations are 7 or more.
+    each of them, the regions that are fastest together, and, where nothing that holds is as fast as the first of these
+    8-bit points, what lies between that and 16-bit, as in :func:`search_budget`. Mixes are made with the first of the
+    16-bit types that is within the budget: ``narrows`` are those of the target, the preferred one first. ``most``
+    evaluations are 7 or more.
     """
     search = _Search(Trials(space, budget, oracle), most, seconds, on_event)
     with search.task():
@@ -338,7 +339,7 @@ def search_auto(
             alone = [space.pure(narrow, dtype) for dtype in space.dtypes()]
             for mix in (*alone, Mix.of(narrow, space.together)):
                 search.try_point(mix, "alternative")
-            if not reached:
+            if not reached and not search.overtakes(start):
                 search.take_back(start)
             search.finish(narrow)
         return conclude(search.trials, start, Mix(narrow))
@@ -380,6 +381,13 @@ class _Search:
         """Take regions back from a point outside of the budget, where 16-bit is within."""
         if self.first_held([Mix(start.narrow)]) and not self.trials.holds(start):
             self.take_back(start)
+
+    def overtakes(self, start: Mix) -> bool:
+        """Whether an 8-bit point that holds is as fast as one that does not: what lies between that and 16-bit should
+        be slower, and is not worth its rankings."""
+        trials = self.trials
+        times = (trials.time_us(mix) for mix in trials.tried if mix.quantized and trials.holds(mix))
+        return min(times, default=math.inf) <= trials.time_us(start)
 
     def take_back(self, start: Mix) -> None:
         """From a point outside of the budget to one within, by moves to 16-bit.
