@@ -24,6 +24,19 @@ COMPUTED = (
 NUMBERS = "int64[1] three = {3}, int64[1] four = {4}, int64[1] one = {1}, int64[1] minus = {-1}"
 
 
+TURNED_IO = "g (float[5, 2, 12] x, float[5, 2, 12] z, float[5, 2, 12] w) => (float[5, 2, 12] y)"
+TURNED_SHAPES = (
+    "int64[3] m = {5, -1, 4}, int64[3] o = {5, -1, 12}, int64[4] s4 = {-1, 3, 5, 5}, int64[3] m1 = {-1, 1, 5}"
+)
+TURNED_SCORES = (
+    "q3 = Reshape(x, m) qt = Transpose <perm = [1, 0, 2]> (q3) k3 = Reshape(z, m) "
+    "kt = Transpose <perm = [1, 2, 0]> (k3) v3 = Reshape(w, m) vt = Transpose <perm = [1, 0, 2]> (v3) "
+    "s0 = MatMul(qt, kt)"
+)
+TURNED_BEHIND = "y3 = MatMul(p, vt) y4 = Transpose <perm = [1, 0, 2]> (y3) y = Reshape(y4, o)"
+"""As torch's MultiheadAttention that returns its weights: three heads of 4, the tokens first."""
+
+
 def case(label: str, body: str, io: str = IO, numbers: str = SHAPES, **options: object) -> Case:
     options = {"values": {}, "tolerance": 1e-6, **options}
     return Case("merged-heads", label, f"{io} <{numbers}> {{ {body} }}", **options)  # type: ignore[arg-type]
@@ -31,6 +44,10 @@ def case(label: str, body: str, io: str = IO, numbers: str = SHAPES, **options: 
 
 def no_case(label: str, body: str, **options: object) -> Case:
     return case(label, body, **{"changes": 0, **options})  # type: ignore[arg-type]
+
+
+def turned(label: str, body: str, io: str = TURNED_IO, numbers: str = TURNED_SHAPES, **options: object) -> Case:
+    return case(label, body, io, numbers, **options)
 
 
 CASES: tuple[Case, ...] = (
@@ -70,8 +87,29 @@ CASES: tuple[Case, ...] = (
         io=IO.replace(") =>", ", bool c) =>").replace("y)", "y, float[2, 3, 5, 4] z)"),
         refusals=1,
     ),
+    turned("tokens-first", f"{TURNED_SCORES} p = Softmax(s0) {TURNED_BEHIND}"),
+    turned(
+        "tokens-first-dynamic", f"{TURNED_SCORES} p = Softmax(s0) {TURNED_BEHIND}", TURNED_IO.replace("5, 2,", "5, N,")
+    ),
+    turned(
+        "tokens-first-masked",
+        f"n = Reshape(b, m1) {TURNED_SCORES} s1 = Add(n, s0) p = Softmax(s1) {TURNED_BEHIND}",
+        TURNED_IO.replace(") =>", ", float[2, 3, 1, 5] b) =>"),
+    ),
+    turned(
+        "tokens-first-weights-used",
+        f"{TURNED_SCORES} p = Softmax(s0) {TURNED_BEHIND} u = Reshape(p, s4)",
+        f"{TURNED_IO[:-1]}, float[2, 3, 5, 5] u)",
+    ),
+    turned(
+        "tokens-first-one-head",
+        f"{TURNED_SCORES} p = Softmax(s0) {TURNED_BEHIND}",
+        TURNED_IO.replace("12]", "4]"),
+        "int64[3] m = {5, -1, 4}, int64[3] o = {5, -1, 4}",
+        changes=0,
+    ),
     no_case("over-heads", f"{SCORES} p = Softmax <axis = 0> (s0) {BEHIND}"),
-    no_case("heads-moved", f"{SCORES} p0 = Transpose <perm = [1, 0, 2]> (s0) p = Reshape(p0, s3) {BEHIND}"),
+    case("heads-moved", f"{SCORES} p0 = Transpose <perm = [1, 0, 2]> (s0) p = Reshape(p0, s3) {BEHIND}"),
     no_case(
         "other-axes-merged",
         f"{SCORES} p = Softmax(s0) y3 = MatMul(p, v3) y = Reshape(y3, o)",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from activation_parts import activation, gelu
 from net_builder import NetBuilder, Value
@@ -364,15 +366,32 @@ def turned_attention(b: NetBuilder, x: Value) -> Value:
     heads, size = b.size(2, 3), b.size(2, 5)
     for _ in range(b.size(1, 2)):
         turned = b.transpose(layer_norm(b, x), 1, 0, 2)
-        projected = [b.reshape(linear(b, turned, heads * size), s, n, heads, size) for _ in range(3)]
-        q, v = b.transpose(projected[0], 1, 2, 0, 3), b.transpose(projected[2], 1, 2, 0, 3)
-        scores = b.op("MatMul", [q.name, b.transpose(projected[1], 1, 2, 3, 0).name], (n, heads, s, s))
-        weights = b.unary("Softmax", b.binary("Mul", scores, b.scalar(size**-0.5)), axis=-1)
-        mixed = b.transpose(b.op("MatMul", [weights.name, v.name], (n, heads, s, size)), 2, 0, 1, 3)
-        joined = linear(b, b.reshape(mixed, s, n, heads * size), x.width)
+        projected = [linear(b, turned, heads * size) for _ in range(3)]
+        mixed = _heads_in_batch(b, projected, size) if b.chance() else _heads_apart(b, projected, heads, size)
+        joined = linear(b, b.op("Reshape", [mixed.name, b.ints(0, -1, heads * size)], (s, n, heads * size)), x.width)
         x = b.binary("Add", x, b.transpose(joined, 1, 0, 2))
         x = mlp(b, x) if b.chance() else x
     return x
+
+
+def _heads_apart(b: NetBuilder, projected: Sequence[Value], heads: int, size: int) -> Value:
+    """Attention over [batch, heads, tokens, size], its result [tokens, batch, heads, size]."""
+    s, n, _ = projected[0].shape
+    q, k, v = (b.reshape(each, s, n, heads, size) for each in projected)
+    scores = b.op("MatMul", [b.transpose(q, 1, 2, 0, 3).name, b.transpose(k, 1, 2, 3, 0).name], (n, heads, s, s))
+    weights = b.unary("Softmax", b.binary("Mul", scores, b.scalar(size**-0.5)), axis=-1)
+    mixed = b.op("MatMul", [weights.name, b.transpose(v, 1, 2, 0, 3).name], (n, heads, s, size))
+    return b.transpose(mixed, 2, 0, 1, 3)
+
+
+def _heads_in_batch(b: NetBuilder, projected: Sequence[Value], size: int) -> Value:
+    """Attention over [batch * heads, tokens, size], its result with the tokens first."""
+    s = projected[0].shape[0]
+    q, k, v = (b.op("Reshape", [each.name, b.ints(s, -1, size)], (s, "R", size)) for each in projected)
+    q = b.binary("Mul", b.transpose(q, 1, 0, 2), b.scalar(size**-0.5))
+    scores = b.op("MatMul", [q.name, b.transpose(k, 1, 2, 0).name], ("R", s, s))
+    weights = b.unary("Softmax", scores, axis=-1)
+    return b.transpose(b.op("MatMul", [weights.name, b.transpose(v, 1, 0, 2).name], ("R", s, size)), 1, 0, 2)
 
 
 def relative_scores(b: NetBuilder, x: Value) -> Value:
