@@ -218,6 +218,12 @@ def test_ways_that_part_and_meet_are_followed_once() -> None:
     assert time.process_time() - began < 1
 
 
+def test_masks_are_followed_once_however_often_their_ways_meet() -> None:
+    body = " ".join(f"p{n + 1} = And(p{n}, p{n})" for n in range(60))
+    model = net("bool[N, S, C] p0, float[N, S, C] x", f"{body} y = Where(p60, low, x)", low=np.float32(-1e9))
+    assert input_values(model) == {"p0": InputValues("padding")}
+
+
 def test_times_are_spread_over_their_range() -> None:
     model = net("float[64] t", "a = Mul(t, k) y = Sin(a)", k=np.float32(2))
     (sample,) = open_samples(SYNTHETIC, [input_spec(model.graph.inputs[0])], count=1, values=input_values(model))

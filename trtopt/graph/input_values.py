@@ -70,7 +70,7 @@ def input_values(model: ir.Model) -> dict[str, InputValues]:
                 found[name] = InputValues("weight", max(shape[0], 1))
             elif latest := _latest(value):
                 found[name] = InputValues("times", latest)
-            elif (kept := _kept_by(value, (0.0, 1.0))) is not None:
+            elif (kept := _kept_by(value)) is not None:
                 found[name] = InputValues("mask" if kept else "padding")
             continue
         sizes = [size - offset for node, index, offset in uses for size in _sizes_indexed(node, index)]
@@ -85,30 +85,30 @@ def input_values(model: ir.Model) -> dict[str, InputValues]:
         elif latest := _latest(value):
             found[name] = InputValues("times", latest)
         elif "mask" in name.lower() or any(_masks(node, index) for node, index, _ in uses):
-            found[name] = InputValues("padding" if _kept_by(value, (0.0, 1.0)) == 0 else "mask")
+            found[name] = InputValues("padding" if _kept_by(value) == 0 else "mask")
     return found
 
 
-def _kept_by(value: ir.Value, at: tuple[float, float], depth: int = _DEPTH) -> int | None:
+def _kept_by(value: ir.Value) -> int | None:
     """Which of 0 and 1 an input holds where the mask made of it takes nothing away; None where it is no mask.
 
-    Args:
-        value: What was made of the input.
-        at: ``value`` where the input is 0, and where it is 1; of booleans what is not 0 is true.
-        depth: Nodes that are followed.
+    Each tensor made of it is looked at once, as what it is where the input is 0 and where it is 1; of booleans what is
+    not 0 is true.
     """
-    for use in value.uses() if depth else ():
-        lowered = [_lowers(use.node, use.idx, each) for each in at]
-        if lowered[0] != lowered[1]:
-            kept = lowered.index(False)
-            if edit.is_op(use.node, "Where") or not _made_of(use.node, use.idx, at[kept]):
-                return kept
-        made = [_made_of(use.node, use.idx, each) for each in at]
-        if made[0] is None or made[1] is None:
-            continue
-        found = _kept_by(use.node.outputs[0], (made[0], made[1]), depth - 1)
-        if found is not None:
-            return found
+    waiting, seen = [(value, (0.0, 1.0))], {value}
+    while waiting:
+        now, at = waiting.pop()
+        for node, index in now.uses():
+            lowered = [_lowers(node, index, each) for each in at]
+            made = [_made_of(node, index, each) for each in at]
+            if lowered[0] != lowered[1]:
+                kept = lowered.index(False)
+                if edit.is_op(node, "Where") or not made[kept]:
+                    return kept
+            output = node.outputs[0]
+            if made[0] is not None and made[1] is not None and output not in seen:
+                seen.add(output)
+                waiting.append((output, (made[0], made[1])))
     return None
 
 
