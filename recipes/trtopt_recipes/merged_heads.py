@@ -96,7 +96,7 @@ class MergedHeads:
         for node in ends:
             made = node.inputs[0]
             if edit.is_op(node, "Transpose"):
-                _turn_apart(edit.Splice(model, node, self.name), node)
+                _turn_apart(edit.Splice(model, node, self.name), node, known)
                 continue
             if made is not None:
                 made.shape = node.outputs[0].shape
@@ -155,16 +155,13 @@ def _turns(node: ir.Node, known: Dimensions) -> bool:
     return len(perm) == 3 and perm[0] != 0 and known.is_main(node) and dims is not None and isinstance(dims[2], int)
 
 
-def _turn_apart(splice: edit.Splice, node: ir.Node) -> None:
+def _turn_apart(splice: edit.Splice, node: ir.Node, known: Dimensions) -> None:
     """Transpose with the axes apart, and merge them behind."""
     made, perm = node.outputs[0], edit.ints_attribute(node, "perm") or ()
     turned = splice.fresh("Transpose", node.inputs[0], attributes={"perm": _apart(perm, 0)}, like=made)
-    turned.shape = None
-    size = made.shape[2] if made.shape is not None else None
-    shape = [-1 if axis == 0 else 0 for axis in perm[:-1]]
-    splice.finish(
-        splice.op("Reshape", turned, splice.constant(np.asarray([*shape, size], np.int64), made, "shape"), like=made)
-    )
+    size = (known.of(made) or ())[2]  # a number, as _turns has seen
+    shape = np.asarray([*(-1 if axis == 0 else 0 for axis in perm[:-1]), size], np.int64)
+    splice.finish(splice.op("Reshape", turned, splice.constant(shape, made, "shape"), like=made))
 
 
 def _apart(perm: tuple[int, ...], merged: int) -> tuple[int, ...]:
@@ -232,24 +229,21 @@ def _unmerged(
     if value is None or node is None:
         return None
     if _merges(node, known) == lead:
-        return node.inputs[0] if _may_merge(node) else _split_before(model, node, lead)
+        return node.inputs[0] if _may_merge(node) else _split_before(model, node, lead, known)
     return _repeated(value, len(known.of(made) or ()), lead, known)
 
 
-def _split_before(model: ir.Model, node: ir.Node, lead: _Lead) -> ir.Value | None:
+def _split_before(model: ir.Model, node: ir.Node, lead: _Lead, known: Dimensions) -> ir.Value | None:
     """Heads that are split before a Transpose, and not merged with the batch."""
-    splice, like = edit.Splice(model, node, MergedHeads.name), node.outputs[0]
-    source = node.inputs[0]
+    splice, made, source = edit.Splice(model, node, MergedHeads.name), node.outputs[0], node.inputs[0]
     reshape = source.producer() if source is not None else None
-    if reshape is None or source is None or source.shape is None:
+    if reshape is None:
         return None
-    shape = splice.constant(np.asarray([0, 0, lead[1], source.shape[2]], np.int64), like, "shape")
-    value = splice.fresh("Reshape", reshape.inputs[0], shape, like=like)
-    value.shape = None
+    size = (known.of(source) or ())[2]  # a number, as _merges_turned has seen
+    shape = splice.constant(np.asarray([0, 0, lead[1], size], np.int64), made, "shape")
+    value = splice.fresh("Reshape", reshape.inputs[0], shape, like=made)
     perm = _apart(edit.ints_attribute(node, "perm") or (), 1)
-    value = splice.op("Transpose", value, attributes={"perm": perm}, like=like)
-    value.shape = None
-    return value
+    return splice.fresh("Transpose", value, attributes={"perm": perm}, like=made)
 
 
 def _connected(
