@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("pycocotools", reason="metrics of boxes are computed by it: pip install 'trtopt[images]'")
 
+from trtopt.accuracy import detection
 from trtopt.accuracy.box_forms import BoxForm, parse_boxes
 from trtopt.accuracy.boxes import read_boxes
 from trtopt.accuracy.detection import Detection, coco, fitted
@@ -333,6 +334,25 @@ def test_the_figures_are_coco_s() -> None:
     assert coco("recall", found, wanted) == 1.0
     near = [np.array([[0, 0, 10, 7.2, 0.9, 0]], float)]
     assert coco("map", near, [wanted[0][:1]]) == pytest.approx(0.5)  # an overlap of 0.72: five thresholds of ten
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nothing_is_met_only_where_coco_s_figure_is_zero(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+
+    def boxes(count: int) -> np.ndarray:
+        low = rng.integers(0, 12, (count, 2))
+        return np.concatenate([low, low + rng.integers(0, 5, (count, 2))], axis=1)
+
+    found, wanted = [], []
+    for _ in range(2):
+        count, labelled = rng.integers(0, 4, 2)
+        found.append(np.concatenate([boxes(count), rng.random((count, 1)), rng.integers(0, 2, (count, 1))], axis=1))
+        classes, crowds = rng.integers(0, 2, (labelled, 1)), rng.random((labelled, 1)) < 0.3
+        wanted.append(np.concatenate([classes, boxes(labelled), crowds], axis=1))
+    figures = {name: coco(name, found, wanted) for name in ("map", "map50", "recall")}
+    monkeypatch.setattr(detection, "_one_is_met", lambda *picture: True)
+    assert figures == {name: coco(name, found, wanted) for name in figures}
 
 
 def test_a_crowd_takes_any_number_of_boxes_and_counts_for_none() -> None:

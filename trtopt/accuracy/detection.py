@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -129,9 +129,13 @@ def _figures(
     forms: Sequence[BoxForm], runs: Sequence[_Run], labels: Labels, wanted: Sequence[np.ndarray]
 ) -> list[tuple[float, BoxForm]]:
     """``map`` of each form on the pictures of ``runs``, the first of those that ``wanted`` holds the boxes of."""
+    read: dict[BoxForm, list[np.ndarray]] = {}
     found = []
     for form in forms:
-        boxes = [_mapped(read_boxes(form, outputs, size, row), labels, form) for outputs, size, row in runs]
+        whatever = replace(form, classes="index")  # what classes mean decides nothing before _mapped
+        if whatever not in read:
+            read[whatever] = [read_boxes(whatever, outputs, size, row) for outputs, size, row in runs]
+        boxes = [_mapped(item, labels, form) for item in read[whatever]]
         found.append((coco("map", boxes, wanted[: len(runs)]), form))
     return found
 
@@ -203,6 +207,8 @@ def coco(name: str, found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -
     """
     coco_module = require("pycocotools.coco", "images", f"compute {name}")
     eval_module = require("pycocotools.cocoeval", "images", f"compute {name}")
+    if not any(_one_is_met(*picture) for picture in zip(found, wanted, strict=True)):
+        return 0.0
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
         truth, answers = coco_module.COCO(), coco_module.COCO()
         classes = np.unique(np.concatenate([item[:, 0] for item in wanted])) if wanted else np.zeros(0)
@@ -220,6 +226,17 @@ def coco(name: str, found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -
     figures = vars(evaluation)["eval"]["recall" if name == "recall" else "precision"]
     counted = figures[figures > -1]
     return float(counted.mean()) if counted.size else 0.0
+
+
+def _one_is_met(found: np.ndarray, wanted: np.ndarray) -> bool:
+    """Whether a box may count as found: one of its class overlaps it by half, the least that any figure asks."""
+    boxes = found[:, None]
+    low = np.maximum(boxes[..., :2], wanted[:, 1:3])
+    shared = np.maximum(np.minimum(boxes[..., 2:4], wanted[:, 3:5]) - low, 0).prod(axis=-1)
+    sides = np.maximum(boxes[..., 2:4] - boxes[..., :2], 0).prod(axis=-1)
+    either = sides + (wanted[:, 3:5] - wanted[:, 1:3]).prod(axis=-1) - shared
+    is_counted = (boxes[..., 5] == wanted[:, 0]) & (wanted[:, 5] == 0)
+    return bool((is_counted & (shared >= 0.499 * either)).any())  # COCO compares with 0.5, and rounds otherwise
 
 
 def _dataset(rows: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, str]], classes: np.ndarray) -> dict[str, Any]:
