@@ -86,6 +86,7 @@ def absolute(module: Module, node: ast.ImportFrom) -> str:
     return ".".join([*base, node.module] if node.module else base)
 
 
+@functools.cache
 def module_graph() -> Graph:
     """What each module of ``trtopt`` imports of it, wherever the import stands; the public names of ``trtopt`` itself
     are left out: they are looked up when they are used."""

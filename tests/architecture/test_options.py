@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 
 import pytest
-from house import MODULES, module_graph, part_of, room_graph
+from house import MODULES, Module, module_graph, part_of, room_graph
 
 OTHER_COMMANDS = frozenset({"analysis", "gates", "fleet"})
 """Rooms of commands whose options have the same names: ``sensitivity``, ``check``, ``sweep``."""
@@ -13,10 +14,17 @@ OTHER_COMMANDS = frozenset({"analysis", "gates", "fleet"})
 MOST_ROOMS = 5
 
 
-def names_it(node: ast.AST, option: str) -> bool:
-    """Whether code (no text) names the option: reads it, passes it, takes it."""
-    names = {ast.Attribute: "attr", ast.Name: "id", ast.arg: "arg", ast.keyword: "arg", ast.AnnAssign: "target"}
-    return getattr(node, names.get(type(node), "_"), None) == option
+_NAMES = {ast.Attribute: "attr", ast.Name: "id", ast.arg: "arg", ast.keyword: "arg", ast.AnnAssign: "target"}
+
+
+@functools.cache
+def names_in(module: Module) -> frozenset[str]:
+    """What code (no text) reads, passes or takes."""
+    return frozenset(
+        name
+        for node in ast.walk(module.tree)
+        if isinstance(name := getattr(node, _NAMES.get(type(node), "_"), None), str)
+    )
 
 
 FRONT = frozenset({"cli", "api"})
@@ -25,9 +33,7 @@ FRONT = frozenset({"cli", "api"})
 
 @pytest.mark.parametrize("option", ["max_accuracy_drop", "calib", "eval"])
 def test_an_option_enters_few_rooms_and_goes_down(option: str) -> None:
-    naming = {
-        part_of(module.name) for module in MODULES if any(names_it(node, option) for node in ast.walk(module.tree))
-    }
+    naming = {part_of(module.name) for module in MODULES if option in names_in(module)}
     rooms = (naming | FRONT) - OTHER_COMMANDS
     imported = room_graph(module_graph())
     print(f"{option}: {', '.join(sorted(rooms))}")

@@ -124,6 +124,7 @@ WRONG = {
 }
 
 
+@pytest.mark.long
 def test_types_of_a_users_file_are_checked(tmp_path: Path) -> None:
     pytest.importorskip("mypy", reason="types are checked by mypy")
     (tmp_path / "good.py").write_text(GOOD)

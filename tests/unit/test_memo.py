@@ -28,7 +28,6 @@ def test_an_array_at_the_address_of_one_that_is_gone_is_another() -> None:
         array = np.full(5000, float(number))
         assert largest(array) == number
         del array
-        gc.collect()
 
 
 def test_what_was_found_does_not_outlive_the_array() -> None:

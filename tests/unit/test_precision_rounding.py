@@ -53,7 +53,7 @@ def test_a_product_shared_among_cores_is_that_of_one(
     shared = correct.in_threads
     monkeypatch.setattr(correct, "available_threads", lambda: cores)
     monkeypatch.setattr(correct, "in_threads", lambda *args: parts.append(shared(*args)))
-    assert product(left, right) == pytest.approx(left @ right, rel=1e-5, abs=1e-3)
+    np.testing.assert_allclose(product(left, right), left @ right, rtol=1e-5, atol=1e-3)
     assert parts == [min(cores, rows // 192)]
 
 
