@@ -108,6 +108,7 @@ def test_allowed_loss_is_a_warning(tmp_path: Path) -> None:
     assert any("SQNR" in text for text in report.warnings) and (tmp_path / "out.onnx").exists()
 
 
+@pytest.mark.long
 def test_weights_go_back_for_the_budget(tmp_path: Path) -> None:
     """At batch 1 the bytes of the weights are the time, so that all three pay; the budget bears fewer."""
     shapes = {"opt_shapes": {"x": (1, 8, WIDE)}, "max_shapes": {"x": (48, 8, WIDE)}, "min_shapes": {"x": (1, 8, WIDE)}}

@@ -43,7 +43,7 @@ def types(model: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", pytest.param("int8", marks=pytest.mark.long)])
 def test_a_cache_in_place_builds_and_has_the_type_it_is_computed_in(tmp_path: Path, precision: str) -> None:
     model, saved = scatter_decoder(tmp_path / "decoder.onnx"), tmp_path / "saved.onnx"
     report = build(
@@ -136,6 +136,7 @@ def test_analyze_compiles_a_cache_in_place(tmp_path: Path) -> None:
     assert 2 * entries <= layer.bytes < caches, "it writes new entries into the cache, and does not move the cache"
 
 
+@pytest.mark.long
 def test_the_last_token_is_taken_early_where_prefill_has_more_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -384,8 +384,15 @@ def test_a_search_is_what_was_judged_last(tmp_path: Path) -> None:
     assert report.judged_apart == ""
 
 
-@pytest.mark.parametrize("io", [("x:fp16:hwc",), ("x:fp16:hwc8", "y:fp16:chw")])
-@pytest.mark.parametrize("shapes", [{"opt_shapes": RANGE["opt_shapes"]}, RANGE])
+@pytest.mark.parametrize(
+    ("io", "shapes"),
+    [
+        (("x:fp16:hwc8", "y:fp16:chw"), RANGE),
+        pytest.param(("x:fp16:hwc",), RANGE, marks=pytest.mark.long),
+        pytest.param(("x:fp16:hwc",), {"opt_shapes": RANGE["opt_shapes"]}, marks=pytest.mark.long),
+        pytest.param(("x:fp16:hwc8", "y:fp16:chw"), {"opt_shapes": RANGE["opt_shapes"]}, marks=pytest.mark.long),
+    ],
+)
 def test_8_bit_regions_are_judged_with_the_inputs_and_outputs_that_ship(
     tmp_path: Path, io: tuple[str, ...], shapes: dict[str, Any]
 ) -> None:
