@@ -550,12 +550,13 @@ def _samples(
             if getattr(config, name) and not (name == "preprocess" and config.preprocess_in_engine):
                 clock.warn("samples", f"{flag(name)} has no effect: the samples are no pictures")
     samples = with_preprocess(samples, None if check is not None else sources.metric, config.boxes, loaded.model, clock)
+    source = "eval" if check is not None else "synthetic" if samples.source == "synthetic" else "calibration"
+    if source == "synthetic" and settings.precision is not None and settings.precision.is_quantized:
+        check = made(unseen=True)  # ranges are fitted to the others, which nothing exceeds
     if adapters:
         samples = FilledSamples(samples, adapters)
         check = None if check is None else FilledSamples(check, adapters)
-    if check is not None:
-        return samples, check, "eval"
-    return samples, samples, "synthetic" if samples.source == "synthetic" else "calibration"
+    return samples, samples if check is None else check, source
 
 
 def _metric(settings: BuildSettings, asked: Any, loaded: ModelArtifact, check: Samples, clock: Clock) -> Metric | None:

@@ -55,14 +55,14 @@ _TOLD = ("lengths", "sizes")
 
 
 def synthetic_groups(
-    inputs: Sequence[InputSpec], shapes: Shapes, count: int, values: Values = NO_VALUES
+    inputs: Sequence[InputSpec], shapes: Shapes, count: int, values: Values = NO_VALUES, *, first: int = 0
 ) -> tuple[Callable[[], Iterator[SampleGroup]], tuple[SampleGroup, ...]]:
     """Random samples: floats are standard normal, integers and bools what ``values`` says, else 0 or 1.
 
     Lengths and sizes are those of another input (:func:`_sizes`).
 
     A dynamic first dimension is 1, and so is every dimension of the same symbol; other dynamic dimensions come from
-    ``shapes``. Sample ``i`` does not depend on ``count``.
+    ``shapes``. Sample ``i`` does not depend on ``count``; ``first`` is the number of the first.
 
     Returns:
         A function that starts the stream, and for each sample its shapes without its data.
@@ -84,7 +84,7 @@ def synthetic_groups(
     known = {**values, **_sizes(inputs, resolved, values)}
 
     def make() -> Iterator[SampleGroup]:
-        for index in range(count):
+        for index in range(first, first + count):
             rng = np.random.default_rng(index)
             arrays = {spec.name: _random(rng, spec, resolved[spec.name], known.get(spec.name)) for spec in inputs}
             yield _whole({name: in_memory(array) for name, array in arrays.items()}, inputs)
@@ -217,6 +217,7 @@ def open_samples(
     shapes: Shapes | None = None,
     count: int | None = None,
     values: Values = NO_VALUES,
+    unseen: bool = False,
     pictures: PictureOptions = UNSAID,
     most: int | None = None,
 ) -> Samples:
@@ -233,6 +234,7 @@ def open_samples(
         shapes: For synthetic samples, shapes by input name: they give the dynamic dimensions after the first.
         count: Number of synthetic samples; by default 16, fewer where each is a batch by itself.
         values: For synthetic samples, what integers and booleans may be.
+        unseen: For synthetic samples, whether they are others than those of equal calls without it.
         pictures: What is said of a folder of pictures.
         most: How many items of an iterable are read.
 
@@ -247,7 +249,8 @@ def open_samples(
         return src
     text, where = str(src) if isinstance(src, (str, Path)) else "", "the samples given"
     if text == SYNTHETIC:
-        return _synthetic(inputs, shapes or {}, default_count(inputs) if count is None else count, values)
+        made = default_count(inputs) if count is None else count
+        return _synthetic(inputs, shapes or {}, made, values, made if unseen else 0)
     if text.endswith(".py") or (".py:" in text and not Path(text).exists()):
         where = text if ".py:" in text else f"{text}:{_LOADER}"
         src = _script_object(where)
@@ -262,9 +265,10 @@ def of_taken(taken: Taken, where: str) -> Samples:
     return Samples(lambda: iter(groups), where=where, sha256=taken.sha256, known=groups, taken=taken.text, kept=taken)
 
 
-def _synthetic(inputs: Sequence[InputSpec], shapes: Shapes, count: int, values: Values) -> Samples:
-    make, known = synthetic_groups(inputs, shapes, count, values)
-    digest = hashlib.sha256(repr((count, sorted(known[0].shapes().items()), inputs, sorted(values.items()))).encode())
+def _synthetic(inputs: Sequence[InputSpec], shapes: Shapes, count: int, values: Values, first: int) -> Samples:
+    make, known = synthetic_groups(inputs, shapes, count, values, first=first)
+    numbers = count if first == 0 else (first, count)
+    digest = hashlib.sha256(repr((numbers, sorted(known[0].shapes().items()), inputs, sorted(values.items()))).encode())
     return Samples(make, where=SYNTHETIC, source="synthetic", sha256=digest.hexdigest(), known=known)
 
 
