@@ -217,7 +217,6 @@ def open_samples(
     shapes: Shapes | None = None,
     count: int | None = None,
     values: Values = NO_VALUES,
-    unseen: bool = False,
     pictures: PictureOptions = UNSAID,
     most: int | None = None,
 ) -> Samples:
@@ -234,7 +233,6 @@ def open_samples(
         shapes: For synthetic samples, shapes by input name: they give the dynamic dimensions after the first.
         count: Number of synthetic samples; by default 16, fewer where each is a batch by itself.
         values: For synthetic samples, what integers and booleans may be.
-        unseen: For synthetic samples, whether they are others than those of equal calls without it.
         pictures: What is said of a folder of pictures.
         most: How many items of an iterable are read.
 
@@ -249,8 +247,7 @@ def open_samples(
         return src
     text, where = str(src) if isinstance(src, (str, Path)) else "", "the samples given"
     if text == SYNTHETIC:
-        made = default_count(inputs) if count is None else count
-        return _synthetic(inputs, shapes or {}, made, values, made if unseen else 0)
+        return _synthetic(inputs, shapes or {}, default_count(inputs) if count is None else count, values)
     if text.endswith(".py") or (".py:" in text and not Path(text).exists()):
         where = text if ".py:" in text else f"{text}:{_LOADER}"
         src = _script_object(where)
@@ -265,7 +262,13 @@ def of_taken(taken: Taken, where: str) -> Samples:
     return Samples(lambda: iter(groups), where=where, sha256=taken.sha256, known=groups, taken=taken.text, kept=taken)
 
 
-def _synthetic(inputs: Sequence[InputSpec], shapes: Shapes, count: int, values: Values, first: int) -> Samples:
+def unseen_samples(inputs: Sequence[InputSpec], *, shapes: Shapes, values: Values = NO_VALUES) -> Samples:
+    """Synthetic samples that :func:`open_samples` does not give, as many as it gives."""
+    count = default_count(inputs)
+    return _synthetic(inputs, shapes, count, values, first=count)
+
+
+def _synthetic(inputs: Sequence[InputSpec], shapes: Shapes, count: int, values: Values, *, first: int = 0) -> Samples:
     make, known = synthetic_groups(inputs, shapes, count, values, first=first)
     numbers = count if first == 0 else (first, count)
     digest = hashlib.sha256(repr((numbers, sorted(known[0].shapes().items()), inputs, sorted(values.items()))).encode())
