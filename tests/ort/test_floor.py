@@ -18,7 +18,7 @@ from trtopt.config import BuildConfig, Floor
 from trtopt.config.budget import RANDOM_DB, RANDOM_FLOOR
 from trtopt.events import ignore
 from trtopt.graph.artifact import InputSpec
-from trtopt.pipeline.settings import settle
+from trtopt.pipeline.settings import DataSources, read_inputs, settle
 from trtopt.pipeline.verify import Verification, verify
 from trtopt.precision.observe.samples import SYNTHETIC, open_samples
 from trtopt.report.schema.build import BuildReport
@@ -174,6 +174,18 @@ def test_too_much_noise_on_random_data_is_said(
     said = [text for text in report.warnings if "on random data, less than the floor of 60" in text]
     assert bool(said) is warned and not report.gate_failures
     assert not warned or ("y keeps" in said[0] and "--calib" in said[0])
+
+
+@pytest.mark.parametrize(("precision", "alike"), [("int8", False), ("auto", False), ("fp16", True)])
+def test_8_bits_are_checked_on_random_data_that_gave_no_range(tmp_path: Path, precision: str, alike: bool) -> None:
+    save_keywords(tmp_path / "model.onnx")
+    config = BuildConfig(precision=precision, output="out.onnx", backend="tensorrt")
+    settings = settle(tmp_path / "model.onnx", config, None, Clock(ignore), make_engine=False)
+    inputs = read_inputs(settings, DataSources(), Clock(ignore))
+    assert inputs.source == inputs.calibration.source == inputs.check.source == SYNTHETIC
+    assert inputs.calibration.count == inputs.check.count and (inputs.check is inputs.calibration) is alike
+    fitted, checked = ({sample["x"].tobytes() for sample in each} for each in (inputs.calibration, inputs.check))
+    assert bool(fitted & checked) is alike
 
 
 @pytest.mark.parametrize("precision", ["fp16", "auto"])

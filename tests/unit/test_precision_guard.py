@@ -16,10 +16,13 @@ from trtopt.events import Event, ignore
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.judge.protocol import Priced, PriceFile, Prices
-from trtopt.judge.selection import Guard, Guarded, between, subgraph_of
+from trtopt.judge.selection import Guard, Guarded, subgraph_of
+from trtopt.judge.subgraph import between
+from trtopt.pipeline.guard import without_results
 from trtopt.precision.decide import plan_for, wanted_tensors
 from trtopt.precision.observe.statistics import StatsBuilder
 from trtopt.precision.plan import FP16, PrecisionPlan
+from trtopt.precision.qdq.existing import canonicalize_qdq
 from trtopt.precision.regions import Problem, find_candidates
 from trtopt.precision.write import apply_plan, cast_borders
 from trtopt.report.schema.steps import Cost
@@ -92,7 +95,7 @@ def is_wide(node: ir.Node) -> bool:
 def problem_of(source: ir.Model, dtype: Precision = Precision.INT8) -> Problem:
     stats, rng = {}, np.random.default_rng(0)
     wanted = wanted_tensors(source, Precision(dtype), "tensorrt-rtx")
-    for name in sorted(wanted.histogram | wanted.ranges):
+    for name in sorted(wanted.histogram | wanted.results | wanted.ranges):
         builder = StatsBuilder(histogram=True)
         builder.update(rng.uniform(-1, 1, 4096).astype(np.float32))
         stats[name] = builder.finish()
@@ -603,3 +606,76 @@ def test_weights_of_many_keys_in_fp8_have_the_least_scale_that_fp16_holds(larges
     ranges = [op.activation_amax for op in candidates.all.values() if op.activation == "w"]
     assert ranges == ([] if found is None else [pytest.approx(found)])
     assert any("so small" in item.reason for item in candidates.refused) is (found is None)
+
+
+FEED = """g (float[2,64] x) => (float[2,64] y) { a = MatMul (x, w1) b = Add (a, c) g = Gelu (b) y = MatMul (g, w2) }"""
+
+
+class ReadingJudge(RuleJudge):
+    """Elementwise operators cost 10 us, 4 where they read what a product wrote in 8 bits."""
+
+    def price(self, model: ir.Model, *, inner: bool) -> Priced:
+        found = super().price(model, inner=inner)
+        sums = [node for node in model.graph if node.op_type == "Add"]
+        read = [producer for node in sums if (producer := node.inputs[0].producer()) is not None]  # type: ignore[union-attr]
+        us = sum(4.0 if node.op_type == "DequantizeLinear" else 10.0 for node in read)
+        return replace(found, total=replace(found.total, predicted_us=found.total.predicted_us + us))
+
+
+def feed() -> ir.Model:
+    return model(FEED, w1=(64, 256), c=(256,), w2=(256, 64))
+
+
+def test_a_product_writes_8_bits_for_elementwise_operators_where_that_pays() -> None:
+    found = guard_of(feed(), ReadingJudge(lambda _: 5.0)).choose()
+    assert {node: op.writes for node, op in found.choice.items()} == {"a": True, "y": False}
+    assert found.choice["a"].weight_axis is None and found.choice["a"].result_amax > 0
+    wider = without_results(found, guard_of(feed(), ReadingJudge(lambda _: 5.0)))
+    assert set(wider.choice) == {"a", "y"} and not any(op.writes for op in wider.choice.values())
+    assert not any(op.writes for v in wider.verdicts for each in (v, *v.options) for op in each.kept.values())
+    still = guard_of(feed(), RuleJudge(lambda _: 5.0)).choose()
+    assert not any(op.writes for op in still.choice.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "writes"),
+    [
+        (FEED, True),
+        (FEED.replace("Gelu (b)", "Softmax (b)"), True),
+        (FEED.replace("b = Add (a, c) g = Gelu (b)", "g = Softmax (a)"), False),
+        (FEED.replace("b = Add (a, c) g = Gelu (b)", "b = Add (a, c) t = Softmax (a) g = Mul (b, t)"), False),
+        (FEED.replace("(float[2,64] y)", "(float[2,64] y, float[2,256] a)"), False),
+    ],
+)
+def test_only_elementwise_operators_read_what_a_product_writes_in_8_bits(text: str, writes: bool) -> None:
+    source = model(text, w1=(64, 256), c=(256,), w2=(256, 64))
+    forms = find_candidates(problem_of(source), ("int8", "fp8")).ops["a"]
+    able = [(op.dtype, op.weight_axis) for op in forms if op.result_amax > 0]
+    assert able == ([("int8", None)] if writes else [])
+    assert "a" not in wanted_tensors(source, Precision.FP8, "tensorrt-rtx").results
+    assert "a" not in wanted_tensors(source, Precision.INT8, "tensorrt").results
+
+
+def test_what_a_product_writes_in_8_bits_keeps_its_name_for_its_readers() -> None:
+    source = feed()
+    op = replace(find_candidates(problem_of(source), ("int8",)).ops["a"][-1], writes=True)
+    written = apply_plan(source, PrecisionPlan(Precision.INT8, FP16, {}, (op,), fused_quantizers=True))
+    nodes = {str(node.name): node for node in written.graph}
+    dequantize = next(value for value in nodes["b"].inputs if value is not None and value.name == "a").producer()
+    assert dequantize is not None and dequantize.op_type == "DequantizeLinear"
+    quantizer = dequantize.inputs[0].producer()  # type: ignore[union-attr]
+    assert (
+        quantizer is not None and quantizer.op_type == "QuantizeLinear" and quantizer.inputs[0] is nodes["a"].outputs[0]
+    )
+
+
+@pytest.mark.parametrize(("axis", "kept"), [(None, 1), (1, 0)])
+def test_a_saved_product_that_writes_8_bits_with_one_scale_does_so_again(axis: int | None, kept: int) -> None:
+    forms = find_candidates(problem_of(feed()), ("int8",)).ops
+    ops = (replace(forms["a"][-1], weight_axis=axis, writes=True), forms["y"][-1])
+    saved = apply_plan(feed(), PrecisionPlan(Precision.INT8, FP16, {}, ops, fused_quantizers=True))
+    found = canonicalize_qdq(saved, "tensorrt-rtx")
+    again = saved if found is None else found.model
+    products = {node.outputs[0] for node in again.graph if node.op_type == "MatMul"}
+    quantizers = [node for node in again.graph if node.op_type == "QuantizeLinear" and node.inputs[0] in products]
+    assert len(quantizers) == kept

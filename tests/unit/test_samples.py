@@ -16,7 +16,7 @@ import pytest
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.precision.observe import feeds
-from trtopt.precision.observe.samples import SYNTHETIC_COUNT, open_samples
+from trtopt.precision.observe.samples import SYNTHETIC_COUNT, open_samples, unseen_samples
 from trtopt.precision.observe.stream import Samples
 
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
@@ -394,6 +394,9 @@ def test_synthetic_samples_are_seeded_and_typed() -> None:
     assert samples.sha256 != open_samples("synthetic", inputs, count=3).sha256
     images = [sample["image"] for sample in samples]
     assert not np.array_equal(images[0], images[1])
+    others = unseen_samples(inputs, shapes={})
+    assert others.count == samples.count and others.sha256 != samples.sha256
+    assert not {image.tobytes() for image in images} & {sample["image"].tobytes() for sample in others}
 
 
 def test_synthetic_samples_take_dynamic_dimensions_from_the_caller() -> None:

@@ -18,7 +18,6 @@ import onnx_ir as ir
 
 from trtopt.errors import EngineBuildError, TrtoptError
 from trtopt.events import Event, OnEvent
-from trtopt.graph import edit
 from trtopt.graph.shapes import at_shapes, infer_in_place
 from trtopt.judge.form import best_shapes, only_at_optimum, profile_of
 from trtopt.judge.protocol import (
@@ -33,7 +32,7 @@ from trtopt.judge.protocol import (
     least_gain,
     no_gain,
 )
-from trtopt.judge.subgraph import CutError, Cutter, structure_key
+from trtopt.judge.subgraph import CutError, Cutter, additions, between, structure_key
 from trtopt.precision.decide import plan_for
 from trtopt.precision.observe.ranges import int8_sqnr_db
 from trtopt.precision.plan import NarrowType, PrecisionPlan, QuantizedOp
@@ -332,6 +331,7 @@ class Guard:
             kept = self._tried(region, now, subgraph, others, whole)
             if kept.kept:
                 kept = self._with_residuals(kept, now, subgraph, others, whole)
+                kept = self._with_results(kept, now, subgraph, others, whole)
                 return replace(kept, options=(kept,))
         found = [self._of_type(region, dtype, subgraph, others, whole) for dtype in self._types(region)]
         if not any(verdict.kept for verdict in found) and 1 < len(region.nodes) <= _SINGLES:
@@ -350,6 +350,7 @@ class Guard:
             now = {node: op for node, op in state.items() if node in region.nodes}
             forms = [now] if again and now else [self._forms(region, dtype)[-1] for dtype in self._types(region)]
             forms += [quantized for form in forms if (quantized := self._residual_form(region, form))]
+            forms += [written for form in forms if (written := _result_form(form, form))]
             self._prices.start([self._question(subgraph, {**others, **form}) for form in ({}, *forms)])
         return others
 
@@ -366,7 +367,19 @@ class Guard:
             accurate = self._tried(region, fine, subgraph, others, whole)
             if accurate.kept and (not best.kept or accurate.saved_us >= best.saved_us - _least(best)):
                 best, form = accurate, fine
-        return self._with_residuals(best, form, subgraph, others, whole)
+        best = self._with_residuals(best, form, subgraph, others, whole)
+        return self._with_results(best, coarse, subgraph, others, whole)
+
+    def _with_results(
+        self, best: RegionVerdict, coarse: Choice, subgraph: Subgraph, others: Choice, whole: Priced
+    ) -> RegionVerdict:
+        """The better of a verdict on a form, and that on the form where products write 8 bits that may."""
+        written = _result_form(best.kept or coarse, coarse)
+        if not written:
+            return best
+        other = self._tried(best.region, written, subgraph, others, whole)
+        is_better = not best.kept or other.saved_us >= best.saved_us + _RESIDUAL_GAIN * _least(best)
+        return other if other.kept and is_better else best
 
     def _with_residuals(
         self, best: RegionVerdict, form: Choice, subgraph: Subgraph, others: Choice, whole: Priced
@@ -491,6 +504,13 @@ class Guard:
         )
 
 
+def _result_form(form: Choice, coarse: Choice) -> Choice:
+    """A form where the products that may write 8 bits do, with one scale as in ``coarse``; none where no more can."""
+    able = {node: coarse[node] for node, op in form.items() if not op.writes and coarse[node].result_amax > 0}
+    written = {node: replace(op, skips=form[node].skips, writes=True) for node, op in able.items()}
+    return {**form, **written} if written else {}
+
+
 def _nodes(verdicts: Sequence[RegionVerdict]) -> set[str]:
     return {node for verdict in verdicts for node in verdict.kept}
 
@@ -559,6 +579,7 @@ def subgraph_key(subgraph: Subgraph, plan: PrecisionPlan) -> str:
             str(op.weight_axis),
             op.multiply,
             op.ends,
+            op.writes,
             sorted(places[n] for n in op.skips if n in places),
         )
         for op in plan.quantized
@@ -566,31 +587,3 @@ def subgraph_key(subgraph: Subgraph, plan: PrecisionPlan) -> str:
     types = [sorted(places[name] for name in names if name in places) for names in (plan.wide, plan.bfloat, plan.ends)]
     narrow = plan.narrow.name if plan.narrow is not None else ""
     return hashlib.sha256(f"{subgraph.key} {narrow} {plan.fused_quantizers} {forms} {types}".encode()).hexdigest()
-
-
-def additions(model: ir.Model) -> dict[str, tuple[str, ...]]:
-    """The additions of two computed tensors, by the tensors they read."""
-    found: dict[str, tuple[str, ...]] = {}
-    for node in model.graph:
-        values = [value for value in node.inputs if value is not None and edit.constant_tensor_of(value) is None]
-        if node.op_type == "Add" and len({value.name for value in values}) == 2:
-            for value in values:
-                found[str(value.name)] = (*found.get(str(value.name), ()), str(node.name))
-    return found
-
-
-def between(model: ir.Model, first: Collection[str], last: Collection[str]) -> tuple[str, ...]:
-    """Names of the nodes on the ways from ``first`` to ``last``, these among them, in graph order.
-
-    In a subgraph that is cut between two of its nodes the compiler computes in one kernel what in the network waits
-    for the product between them: of a residual around attention, it joins the normalizations before and behind it.
-    """
-    after: set[ir.Node] = set()
-    for node in model.graph:
-        if node.name in first or any(value is not None and value.producer() in after for value in node.inputs):
-            after.add(node)
-    before: set[ir.Node] = set()
-    for node in reversed(model.graph):
-        if node.name in last or any(user in before for value in node.outputs for user, _ in value.uses()):
-            before.add(node)
-    return tuple(str(node.name) for node in model.graph if node in after and node in before)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 
 import onnx_ir as ir
 
+from trtopt.graph import edit
 from trtopt.graph.edit import all_nodes, constant_tensor_of, dims_of, static_shape, subgraphs_of, values_read
 from trtopt.judge.axes import open_input, shapes_of, symbols_of
 
@@ -258,3 +259,31 @@ def _add_shape_arithmetic(chosen: set[ir.Node]) -> None:
             if shape is not None and math.prod(shape) <= _INTEGER_ELEMENTS:
                 chosen.add(producer)
                 stack.append(producer)
+
+
+def additions(model: ir.Model) -> dict[str, tuple[str, ...]]:
+    """The additions of two computed tensors, by the tensors they read."""
+    found: dict[str, tuple[str, ...]] = {}
+    for node in model.graph:
+        values = [value for value in node.inputs if value is not None and edit.constant_tensor_of(value) is None]
+        if node.op_type == "Add" and len({value.name for value in values}) == 2:
+            for value in values:
+                found[str(value.name)] = (*found.get(str(value.name), ()), str(node.name))
+    return found
+
+
+def between(model: ir.Model, first: Collection[str], last: Collection[str]) -> tuple[str, ...]:
+    """Names of the nodes on the ways from ``first`` to ``last``, these among them, in graph order.
+
+    In a subgraph that is cut between two of its nodes the compiler computes in one kernel what in the network waits
+    for the product between them: of a residual around attention, it joins the normalizations before and behind it.
+    """
+    after: set[ir.Node] = set()
+    for node in model.graph:
+        if node.name in first or any(value is not None and value.producer() in after for value in node.inputs):
+            after.add(node)
+    before: set[ir.Node] = set()
+    for node in reversed(model.graph):
+        if node.name in last or any(user in before for value in node.outputs for user, _ in value.uses()):
+            before.add(node)
+    return tuple(str(node.name) for node in model.graph if node in after and node in before)

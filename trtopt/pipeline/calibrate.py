@@ -50,7 +50,7 @@ class Observer:
                 base,
                 self.samples,
                 self._cache(base, None if is_variant else statistics_file(self.config)),
-                histogram=wanted.histogram,
+                histogram=wanted.histogram | wanted.results,
                 ranges=wanted.ranges,
                 on_event=clock.listen,
             )

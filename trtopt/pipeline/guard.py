@@ -17,7 +17,7 @@ from trtopt.events import OnEvent
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.judge.form import judged_form
 from trtopt.judge.protocol import LEAST_GAIN, Judge, OpenJudge, PriceFile
-from trtopt.judge.selection import Guard, RegionVerdict
+from trtopt.judge.selection import Choice, Guard, Guarded, RegionVerdict
 from trtopt.judge.target import BuildTarget, nearest_target
 from trtopt.pipeline.calibrate import Observer
 from trtopt.precision.fp16.network_io import parse_io
@@ -213,6 +213,19 @@ def guard_of(
         memory_gbs = math.inf if target.gpu is None else target.gpu.bandwidth_gbs
         with closing(Guard(problem, candidates, form, judge, listen, file, memory_gbs)) as guard:
             yield guard
+
+
+def without_results(guarded: Guarded, guard: Guard) -> Guarded:
+    """The same choice where no product writes 8 bits."""
+
+    def wider(choice: Choice) -> Choice:
+        return {node: replace(op, writes=False) for node, op in choice.items()}
+
+    def of(verdict: RegionVerdict) -> RegionVerdict:
+        return replace(verdict, kept=wider(verdict.kept), options=tuple(map(of, verdict.options)))
+
+    choice = wider(guarded.choice)
+    return Guarded(choice, tuple(map(of, guarded.verdicts)), guarded.before, guard.whole(choice))
 
 
 def form_price(guard: Guard, target: BuildTarget) -> Callable[[Problem, PrecisionPlan], float]:

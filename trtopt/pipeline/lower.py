@@ -25,6 +25,7 @@ from trtopt.pipeline.guard import (
     kept_records,
     searched_records,
     with_blocked,
+    without_results,
 )
 from trtopt.pipeline.improve import improve
 from trtopt.pipeline.product import Lowered
@@ -262,6 +263,8 @@ def _choose(problem: Problem, observer: Observer, job: Lowering) -> _Chosen:
     with guard_of(problem, candidates, job.target, observer, job.open_judge) as guard:
         with observer.clock.stage("guard"):
             guarded = guard.choose()
+        if not _keeps_budget(guarded.choice, problem, job):
+            guarded = without_results(guarded, guard)
         records = with_blocked([guard_record(verdict) for verdict in guarded.verdicts], every, blocked)
         refused = candidates.refused + _taken_back(candidates, guarded.choice, records)
         plan = plan_for(problem, job.precision, tuple(guarded.choice.values()), refused)
@@ -287,6 +290,16 @@ def _choose(problem: Problem, observer: Observer, job: Lowering) -> _Chosen:
         steps = (*chosen.steps, *final.steps)
         chosen = replace(chosen, base=final.problem.model, plan=plan, steps=steps, guard=records, search=final.record)
         return replace(chosen, judged=None)
+
+
+def _keeps_budget(choice: Mapping[str, QuantizedOp], problem: Problem, job: Lowering) -> bool:
+    """Whether what pays holds the budget where products of it write 8 bits, which a search takes back with their
+    regions only; true where none does, or nothing has to be held."""
+    if job.gauge is None or not any(op.writes for op in choice.values()):
+        return True
+    plan = plan_for(problem, job.precision, tuple(choice.values()))
+    with job.gauge as gauge:
+        return gauge.budget().holds(gauge.evaluate(apply_plan(problem.model, plan)))
 
 
 def _culprits(problem: Problem, candidates: Candidates, observer: Observer, job: Lowering) -> dict[str, str]:

@@ -102,7 +102,8 @@ class RegionOracle:
     def _form(self, op: QuantizedOp, best: QuantizedOp | None) -> QuantizedOp | None:
         if best is not None and best.dtype == op.dtype:
             return best
-        forms = [replace(form, skips=op.skips) for form in self._forms.get(op.node, ()) if form.dtype == op.dtype]
+        forms = [form for form in self._forms.get(op.node, ()) if form.dtype == op.dtype]
+        forms = [replace(form, skips=op.skips, writes=op.writes and form.result_amax > 0) for form in forms]
         return next((form for form in forms if form.weight_axis == op.weight_axis), next(iter(forms), None))
 
     def plan(self, mix: Mix) -> PrecisionPlan:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.batches import BatchedSamples, FixedAxes, fixed_axes
 from trtopt.precision.observe.decode import open_given
 from trtopt.precision.observe.pictures import PictureOptions, PictureSamples, find_pictures
-from trtopt.precision.observe.samples import SYNTHETIC, open_samples
+from trtopt.precision.observe.samples import SYNTHETIC, open_samples, unseen_samples
 from trtopt.precision.observe.stream import FilledSamples, Samples
 from trtopt.precision.observe.trt_cache import ImportedCache, imported_cache
 from trtopt.report.html.page import check_html
@@ -528,12 +527,12 @@ def _samples(
     given = {name: InputValues("given", numbers=each) for name, each in numbers.items()}
     # Values that say a shape say it of the optimum, so that the samples have its shapes too.
     inputs = [replace(item, shape=shapes.get(item.name, item.shape)) for item in fed] if given else fed
-    made = partial(open_samples, SYNTHETIC, inputs, shapes=shapes, values=input_values(loaded.model) | given)
+    how_made: dict[str, Any] = {"shapes": shapes, "values": input_values(loaded.model) | given}
 
     def read(source: Any) -> Samples:
         is_made = source is None or (isinstance(source, str) and source == SYNTHETIC)
         if is_made:
-            return made()
+            return open_samples(SYNTHETIC, inputs, **how_made)
         return open_given(source, loaded.model, fed, config.steps, pictures=pictures)
 
     labels = None if config.labels is None else Path(config.labels)
@@ -550,12 +549,13 @@ def _samples(
             if getattr(config, name) and not (name == "preprocess" and config.preprocess_in_engine):
                 clock.warn("samples", f"{flag(name)} has no effect: the samples are no pictures")
     samples = with_preprocess(samples, None if check is not None else sources.metric, config.boxes, loaded.model, clock)
+    source = "eval" if check is not None else "synthetic" if samples.source == "synthetic" else "calibration"
+    if source == "synthetic" and settings.precision is not None and settings.precision.is_quantized:
+        check = unseen_samples(inputs, **how_made)  # ranges are fitted to the others, which nothing exceeds
     if adapters:
         samples = FilledSamples(samples, adapters)
         check = None if check is None else FilledSamples(check, adapters)
-    if check is not None:
-        return samples, check, "eval"
-    return samples, samples, "synthetic" if samples.source == "synthetic" else "calibration"
+    return samples, samples if check is None else check, source
 
 
 def _metric(settings: BuildSettings, asked: Any, loaded: ModelArtifact, check: Samples, clock: Clock) -> Metric | None:

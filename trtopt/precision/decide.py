@@ -14,6 +14,7 @@ from trtopt.precision.observe.statistics import TensorStats
 from trtopt.precision.plan import BF16, FP16, WEIGHTED, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.canonicalize import existing_nodes
 from trtopt.precision.regions import Problem, attention_products, candidate_nodes, find_candidates
+from trtopt.precision.rules import may_write_8_bits
 from trtopt.precision.write import LARGEST
 from trtopt.report.schema.steps import Refusal
 from trtopt.support.precision import Precision
@@ -23,10 +24,12 @@ _FUSED_ACTIVATIONS = frozenset({"Relu", "Clip"})
 
 @dataclass(frozen=True)
 class ObservedTensors:
-    """Tensors to observe: full histograms for INT8 scales, ranges for the 16-bit decision."""
+    """Tensors to observe: full histograms for INT8 scales of what is read in 8 bits and of ``results`` that may be
+    written so, ranges for the 16-bit decision."""
 
     histogram: frozenset[str]
     ranges: frozenset[str]
+    results: frozenset[str] = frozenset()
 
 
 def wanted_tensors(model: ir.Model, precision: Precision, backend: str) -> ObservedTensors:
@@ -38,6 +41,10 @@ def wanted_tensors(model: ir.Model, precision: Precision, backend: str) -> Obser
         return ObservedTensors(frozenset(), frozenset())
     nodes = [node for dtype in precision.quantized_types for node in candidate_nodes(model, backend, dtype)[0]]
     histogram = {str(node.inputs[0].name) for node in nodes if node.inputs[0] is not None}
+    results: set[str] = set()
+    if backend == "tensorrt-rtx" and Precision.INT8 in precision.quantized_types:
+        products = candidate_nodes(model, backend, Precision.INT8)[0]
+        results = {str(node.outputs[0].name) for node in products if may_write_8_bits(node)}
     for dtype in precision.quantized_types:
         histogram.update(name for item in attention_products(model, backend, dtype)[0] for name in item.operands)
     values = [value for value in model.graph.inputs if is_float(value)]
@@ -45,7 +52,8 @@ def wanted_tensors(model: ir.Model, precision: Precision, backend: str) -> Obser
         if node.op_type not in LAYOUT_OPS:
             values += [value for value in node.outputs if is_float(value) and value.name and not _is_fused_away(value)]
     names = {str(value.name) for value in values if edit.constant_of(value) is None}
-    return ObservedTensors(frozenset(histogram), frozenset(names - histogram))
+    results -= histogram
+    return ObservedTensors(frozenset(histogram), frozenset(names - histogram - results), frozenset(results))
 
 
 def decide(
@@ -188,4 +196,5 @@ def transferred(plan: PrecisionPlan, problem: Problem) -> PrecisionPlan:
 def _like(op: QuantizedOp, forms: Sequence[QuantizedOp]) -> QuantizedOp | None:
     mine = [form for form in forms if form.dtype == op.dtype]
     same = [form for form in mine if (form.multiply, form.weight_axis) == (op.multiply, op.weight_axis)]
-    return next((replace(form, skips=op.skips) for form in same or mine), None)
+    writes = op.writes and any(form.result_amax > 0 for form in same)
+    return next((replace(form, skips=op.skips, writes=writes) for form in same or mine), None)

@@ -90,6 +90,8 @@ class QuantizedOp:
         other: The second operand where it is an activation (attention's products) and no constant weight.
         skips: Names of the additions that read ``activation`` as a residual, and read it quantized too.
         ends: Whether its result leaves the network in FP32, and the node writes it so: the scales are stored in FP32.
+        result_amax: The bound of the range of its result, where the node may write that in 8 bits; 0 where not.
+        writes: Whether it does: what reads the result reads it dequantized.
     """
 
     node: str
@@ -102,6 +104,8 @@ class QuantizedOp:
     other: Operand | None = None
     skips: tuple[str, ...] = ()
     ends: bool = False
+    result_amax: float = 0.0
+    writes: bool = False
 
 
 @dataclass(frozen=True)

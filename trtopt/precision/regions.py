@@ -200,6 +200,8 @@ def find_candidates(problem: Problem, dtypes: Sequence[Precision]) -> Candidates
             forms = (op, *_coarser(op, nodes[op.node])) if problem.fuses_quantizers else (op,)
             if problem.fuses_quantizers and ends_network(nodes[op.node], problem.ends):
                 forms = tuple(replace(form, ends=form.weight_axis is None) for form in forms)
+            elif dtype == Precision.INT8 and problem.fuses_quantizers:
+                forms = _with_result(forms, nodes[op.node], problem)
             ops[op.node] = (*ops.get(op.node, ()), *forms)
         for refusal in out:
             refused.setdefault(refusal.node, refusal)
@@ -243,6 +245,25 @@ def _coarser(op: QuantizedOp, node: ir.Node) -> tuple[QuantizedOp, ...]:
     if op.weight_axis is None or op.dtype != Precision.INT8 or weight_sqnr_db(node) < rules.LEAST_WEIGHT_SQNR_DB:
         return ()
     return (replace(op, weight_axis=None, multiply=False),)
+
+
+def _with_result(forms: Sequence[QuantizedOp], node: ir.Node, problem: Problem) -> tuple[QuantizedOp, ...]:
+    """The forms of a product, those with one scale with the range of what they may write in 8 bits: scales per channel
+    are a multiplication behind the product, and then the quantizer is none of its kernel."""
+    stats = problem.stats.get(str(node.outputs[0].name))
+    if (
+        stats is None
+        or stats.nonfinite
+        or not stats.has_histogram
+        or stats.absmax <= 0
+        or not rules.may_write_8_bits(node)
+    ):
+        return tuple(forms)
+    amax, _ = ranges.choose_amax(stats, problem.method)
+    is_small = amax < problem.narrow.smallest_normal * LARGEST[Precision.INT8]
+    if is_small or ranges.int8_sqnr_db(stats, amax) < rules.RESULT_SQNR_DB:
+        return tuple(forms)
+    return tuple(form if form.weight_axis is not None else replace(form, result_amax=amax) for form in forms)
 
 
 def candidate_nodes(

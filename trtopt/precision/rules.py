@@ -36,7 +36,13 @@ LEAST_WEIGHT_SQNR_DB = 30.0
 """From here to the value above, one scale is used where only it makes the engine faster: the noise of the weight is
 then still that of a quantized activation."""
 
+RESULT_SQNR_DB = 30.0
+"""Signal to noise in INT8 that the result of a product has to keep: what its readers make of it has that noise, too."""
 
+_ELEMENTWISE = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Relu", "LeakyRelu", "Clip", "Sigmoid", "HardSigmoid", "HardSwish", "Swish", "Tanh"}
+    | {"Gelu", "Erf", "Elu", "Neg"}
+)
 _THIN = 16
 """Channels, or rows and columns of a weight, below which Model Optimizer leaves a layer out (FP8: up to it)."""
 
@@ -259,6 +265,14 @@ Predicted time of attention with its four projections (12 heads of 64, batch 8, 
 projections in INT8, 45.5 with attention too; 197 tokens 81.9 and 67.5; 512 tokens 257 and 178. In FP8 it pays from 512
 tokens on (301 and 284; 2048 tokens 2874 and 2554). Beyond 512 keys INT8 has no fused kernel: 2741 and 3646 at 2048.
 """
+
+
+def may_write_8_bits(node: ir.Node) -> bool:
+    """Whether a product may write its result in 8 bits: one without a bias of its own, whose result nothing but
+    elementwise operators reads. Those are a kernel behind an 8-bit product, which else reads 16 bits from memory."""
+    value, uses = node.outputs[0], node.outputs[0].uses()
+    is_bare = edit.is_op(node, "MatMul") or (edit.is_op(node, "Gemm") and len(node.inputs) == 2)
+    return is_bare and bool(uses) and not value.is_graph_output() and all(u.op_type in _ELEMENTWISE for u, _ in uses)
 
 
 def attention_placement(

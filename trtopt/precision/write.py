@@ -198,6 +198,18 @@ class _QdqWriter:
             node.replace_input_with(1, self._activation(weight, op.other.amax, op.dtype, is_wide))
         elif not (op.multiply and self._scaled_conv(node, weight, op, is_wide)):
             node.replace_input_with(1, self._weight(weight, op, is_wide, node, ends))
+        if op.writes and not (is_wide or ends):
+            self._write_8_bits(node, op)
+
+    def _write_8_bits(self, node: ir.Node, op: QuantizedOp) -> None:
+        """Quantize what a node computes; what reads it reads it dequantized, under its name."""
+        value, number = node.outputs[0], activation_scale(op.result_amax, self._type(wide=False), op.dtype)
+        base = str(value.name)
+        scale, zero = self._constant(f"{base}_result_scale", np.array(number, np.float32)), self._zero_point(op.dtype)
+        quantizer = self._node("QuantizeLinear", [value, scale, zero], f"{base}_result_{op.dtype}", value)
+        quantizer.outputs[0].type = ir.TensorType(_TYPES[op.dtype])
+        dequantize = self._node("DequantizeLinear", [quantizer.outputs[0], scale, zero], f"{base}_result", value)
+        edit.chain_behind(value, [quantizer, dequantize], self._names, "written")
 
     def quantize_residuals(self, additions: list[ir.Node], op: QuantizedOp) -> None:
         """Let additions read the quantized form of the tensor that ``op`` reads."""

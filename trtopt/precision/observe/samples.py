@@ -55,14 +55,14 @@ _TOLD = ("lengths", "sizes")
 
 
 def synthetic_groups(
-    inputs: Sequence[InputSpec], shapes: Shapes, count: int, values: Values = NO_VALUES
+    inputs: Sequence[InputSpec], shapes: Shapes, count: int, values: Values = NO_VALUES, *, first: int = 0
 ) -> tuple[Callable[[], Iterator[SampleGroup]], tuple[SampleGroup, ...]]:
     """Random samples: floats are standard normal, integers and bools what ``values`` says, else 0 or 1.
 
     Lengths and sizes are those of another input (:func:`_sizes`).
 
     A dynamic first dimension is 1, and so is every dimension of the same symbol; other dynamic dimensions come from
-    ``shapes``. Sample ``i`` does not depend on ``count``.
+    ``shapes``. Sample ``i`` does not depend on ``count``; ``first`` is the number of the first.
 
     Returns:
         A function that starts the stream, and for each sample its shapes without its data.
@@ -84,7 +84,7 @@ def synthetic_groups(
     known = {**values, **_sizes(inputs, resolved, values)}
 
     def make() -> Iterator[SampleGroup]:
-        for index in range(count):
+        for index in range(first, first + count):
             rng = np.random.default_rng(index)
             arrays = {spec.name: _random(rng, spec, resolved[spec.name], known.get(spec.name)) for spec in inputs}
             yield _whole({name: in_memory(array) for name, array in arrays.items()}, inputs)
@@ -262,9 +262,16 @@ def of_taken(taken: Taken, where: str) -> Samples:
     return Samples(lambda: iter(groups), where=where, sha256=taken.sha256, known=groups, taken=taken.text, kept=taken)
 
 
-def _synthetic(inputs: Sequence[InputSpec], shapes: Shapes, count: int, values: Values) -> Samples:
-    make, known = synthetic_groups(inputs, shapes, count, values)
-    digest = hashlib.sha256(repr((count, sorted(known[0].shapes().items()), inputs, sorted(values.items()))).encode())
+def unseen_samples(inputs: Sequence[InputSpec], *, shapes: Shapes, values: Values = NO_VALUES) -> Samples:
+    """Synthetic samples that :func:`open_samples` does not give, as many as it gives."""
+    count = default_count(inputs)
+    return _synthetic(inputs, shapes, count, values, first=count)
+
+
+def _synthetic(inputs: Sequence[InputSpec], shapes: Shapes, count: int, values: Values, *, first: int = 0) -> Samples:
+    make, known = synthetic_groups(inputs, shapes, count, values, first=first)
+    numbers = count if first == 0 else (first, count)
+    digest = hashlib.sha256(repr((numbers, sorted(known[0].shapes().items()), inputs, sorted(values.items()))).encode())
     return Samples(make, where=SYNTHETIC, source="synthetic", sha256=digest.hexdigest(), known=known)
 
 

@@ -84,10 +84,12 @@ def place_qdq(work: QdqEditor) -> None:
     removed: dict[str, list[str]] = defaultdict(list)
     found = list(pairs(work))
     shared = {pair.quantize for pair in found if judge.feeds_product(pair)}
+    written = {pair.quantize for pair in found if judge.is_written(pair)}
     for pair in found:
         for reader, index in list(pair.dequantize.outputs[0].uses()):
             reason = judge.objection(pair, reader, index)
-            if reason and not (pair.quantize in shared and edit.is_op(reader, "Add")):
+            stays = pair.quantize in written or (pair.quantize in shared and edit.is_op(reader, "Add"))
+            if reason and not stays:
                 reader.replace_input_with(index, pair.source)
                 removed[reason].append(f"{pair.source.name} -> {reader.name}")
         if pair.dequantize.outputs[0].is_graph_output() and edit.can_replace(pair.dequantize.outputs[0], pair.source):
@@ -148,6 +150,25 @@ class _Rules:
         """Whether a product computes in 8 bits on this pair's tensor."""
         uses = pair.dequantize.outputs[0].uses()
         return any(edit.is_op(node, *WEIGHTED) and not self.objection(pair, node, index) for node, index in uses)
+
+    def is_written(self, pair: Pair) -> bool:
+        """Whether an INT8 product writes this pair's tensor in 8 bits itself, for elementwise operators."""
+        maker = pair.source.producer()
+        if (
+            maker is None
+            or self._backend != "tensorrt-rtx"
+            or pair.dtype != Precision.INT8
+            or pair.how.axis is not None
+        ):
+            return False
+        inputs = [None if value is None else value.producer() for value in maker.inputs]
+        if len(inputs) != 2 or any(node is None or not edit.is_op(node, "DequantizeLinear") for node in inputs):
+            return False
+        weight, bare = inputs[1], self._bare[maker.name]
+        how = None if weight is None else quantizer_of(weight)
+        if how is None or how.axis is not None or edit.constant_tensor_of(edit.input_of(bare, 1)) is None:
+            return False
+        return rules.may_write_8_bits(bare) and not self.refused(maker, pair.dtype)
 
     def refused(self, node: ir.Node, dtype: Precision) -> str:
         """Why a product with a constant weight stays out of ``dtype``; empty when it does not."""

@@ -443,11 +443,12 @@ class _Search:
     def win_back(self, narrow: Precision) -> None:
         """From the point that holds and should be the fastest to faster ones, most microseconds first.
 
-        Regions that add more error than one that was refused come last.
+        Regions that add more error than one that was refused come last. What lies between a point that holds and the
+        one where each region saves most by itself should be no faster than both, and is not tried where that is slower.
         """
-        trials = self.trials
+        trials, end = self.trials, self.trials.space.fastest(narrow)
         within = [mix for mix in trials.tried if mix.narrow == narrow and trials.holds(mix)]
-        if not within:
+        if not within or (end in trials.tried and self.overtakes(end)):
             return
         state = max(within, key=trials.space.saved_us)
         refused: set[Move] = set()
