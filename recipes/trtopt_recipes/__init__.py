@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trtopt_recipes.align_channels import MisalignedChannels
 from trtopt_recipes.aligned_heads import AlignedHeads
+from trtopt_recipes.assigned_slices import AssignedSlices
 from trtopt_recipes.average_pool_conv import AveragePoolConv
 from trtopt_recipes.batch_first_attention import BatchFirstAttention
 from trtopt_recipes.batch_norm import BatchNorm
@@ -76,6 +77,7 @@ PACK = (
     NoOp(),
     CastChain(),
     Einsum(),
+    AssignedSlices(),
     MergedHeads(),
     MergedTranspose(),
     TransposePair(),

@@ -33,8 +33,8 @@ class BatchFirstAttention:
         merge them, read and write the other order. Attention itself is not touched. Where each attention turns its
         tokens and turns them back, as torch's MultiheadAttention with the batch first does, these Transposes go.
     Requires:
-        A batch of more than one, heads split by Reshape to [batch, tokens, heads, size] and a Transpose, or Transposes
-        of the tokens around attention. Windows of a map are such a batch.
+        A batch of more than one, heads split by Reshape to [batch, tokens, heads, size] and a Transpose, at most scales
+        and products with a weight between, or Transposes of the tokens around attention. Windows of a map are a batch.
     Why faster:
         In [tokens, batch, features] batch and heads are one axis with one stride, so that the fused attention kernel
         reads the projections and writes its result in place. TensorRT for RTX changes to this order by itself, but at
@@ -247,14 +247,37 @@ def _maker(node: ir.Node | None) -> ir.Node | None:
 
 
 def _split_by(node: ir.Node) -> list[ir.Node]:
-    """The Transposes after a Reshape that splits [batch, tokens, features] into heads."""
+    """What is behind a Reshape that splits [batch, tokens, features] into heads, up to Transposes, which are last."""
     if not edit.is_op(node, "Reshape") or _rank(node.inputs[0]) != 3 or not _keeps_tokens(node):
         return []
-    output = node.outputs[0]
-    users = [user for user, _ in output.uses()]
-    perms = [_perm(user) for user in users]
-    fits = all(len(perm) > 3 and perm.index(0) < perm.index(1) for perm in perms)
-    return users if fits and not output.is_graph_output() and all(user.graph is node.graph for user in users) else []
+    inside, turns, values = list[ir.Node](), list[ir.Node](), [node.outputs[0]]
+    while values:
+        value = values.pop()
+        users = [user for user, _ in value.uses()]
+        if value.is_graph_output() or not users or any(user.graph is not node.graph for user in users):
+            return []
+        for user in users:
+            perm = _perm(user)
+            if len(perm) > 3 and perm.index(0) < perm.index(1):
+                turns.append(user)
+            elif user not in inside and value is user.inputs[0] and _is_headwise(user) and len(inside) < _DEPTH:
+                inside.append(user)
+                values.append(user.outputs[0])
+            else:
+                return []
+    return [*inside, *turns]
+
+
+def _is_headwise(node: ir.Node) -> bool:
+    """Whether a node computes each head of each token alike from its first operand: a scale, a product, a cast."""
+    if node.domain or len(node.outputs) != 1 or len(node.inputs) > 2:
+        return False
+    if edit.is_op(node, "Cast", "Neg"):
+        return True
+    tensor = edit.constant_tensor_of(edit.input_of(node, 1))
+    if edit.is_op(node, "MatMul"):
+        return tensor is not None and len(tensor.shape) == 2
+    return edit.is_op(node, "Add", "Div", "Mul", "Sub") and tensor is not None and len(tensor.shape) < 3
 
 
 def _is_single_batch(tokens: ir.Value) -> bool:
@@ -300,6 +323,9 @@ class _Writer:
             self._swap_target(node)
         elif node in self._splits:
             for user in self._splits[node]:
+                if not _perm(user):
+                    _swap_shape(user.outputs[0])
+                    continue
                 self._set_perm(user, tuple({0: 1, 1: 0}.get(axis, axis) for axis in _perm(user)))
             _swap_shape(node.outputs[0])
             self._swap_target(node)

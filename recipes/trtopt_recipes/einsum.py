@@ -22,8 +22,9 @@ class Einsum:
     Rewrite:
         Einsum(a, b) = Transpose(Reshape(MatMul(Reshape(Transpose(a)), Reshape(Transpose(b))))), of which what changes
         nothing is left out: axes that both have and the result has are those of the batch, axes that both have and the
-        result has not are summed. Where only one operand has other axes in front, they stay as they are; a weight
-        becomes the second operand.
+        result has not are summed. Where only one operand has other axes in front, they stay as they are, and the other
+        is repeated for them (heads that share keys and values); a weight becomes the second operand. What sums
+        nothing, as the angles of rotary embeddings, becomes Mul(Unsqueeze(a), Unsqueeze(b)).
     Requires:
         Floating point; an equation with an arrow and without an ellipsis or a letter twice in an operand; summed axes
         that are provably as long in both; no axis of size 0; shapes of which one size at most has to be computed.
@@ -55,7 +56,10 @@ class Einsum:
             return Refusal(match.label, plan)
         splice = edit.Splice(model, node, self.name)
         first, second = (_entered(splice, each, plan.sizes) for each in plan.operands)
-        product = splice.fresh("MatMul", first, second)
+        if not plan.made:
+            splice.finish(splice.fresh("Mul", first, second))
+            return None
+        product = splice.fresh("MatMul", first, _repeated(splice, second, plan))
         letters = "".join(plan.made)
         value = _reshaped(splice, product, plan.made, tuple(letters), plan.sizes)
         splice.finish(_transposed(splice, value, letters, plan.result))
@@ -73,12 +77,17 @@ class _Operand:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Operands of the product, the groups of axes that it makes, the result's axes, and all sizes that are known."""
+    """Operands of the product, the groups of axes that it makes, the result's axes, and all sizes that are known.
+
+    The second operand is repeated over the axes in ``spread``, each of them one of 1 behind those of the batch. Where
+    nothing is summed, the operands are multiplied element by element, and there are no groups.
+    """
 
     operands: tuple[_Operand, _Operand]
     made: tuple[str, ...]
     result: str
     sizes: _Sizes
+    spread: tuple[str, ...] = ()
 
 
 def _plan(node: ir.Node) -> _Plan | str:
@@ -91,21 +100,26 @@ def _plan(node: ir.Node) -> _Plan | str:
         return "it sums an axis that only one operand has"
     summed = "".join(letter for letter in left if letter in right and letter not in result)
     values = node.inputs
-    if values[0] is None or values[1] is None or not summed:
-        return "it sums nothing"
+    if values[0] is None or values[1] is None:
+        return "it has one operand"
     sizes, reason = _sizes_of(((values[0], left), (values[1], right)), summed)
     if reason:
         return reason
+    if not summed:
+        one, other = (tuple(letter if letter in term else "" for letter in result) for term in (left, right))
+        return _Plan((_Operand(values[0], left, one), _Operand(values[1], right, other)), (), result, sizes)
     first = next((letter for letter in result if (letter in left) != (letter in right)), "")
     constant = [edit.constant_tensor_of(value) is not None for value in values]
     turned = constant[0] if any(constant) else first in right and first not in left
     pairs = ((values[1], right), (values[0], left)) if turned else ((values[0], left), (values[1], right))
     batch = tuple(letter for letter in result if letter in left and letter in right)
     rows, columns = ("".join(x for x in result if x in term and x not in batch) for _, term in pairs)
-    kept = (*batch, rows) if batch else tuple(rows)
-    operands = (_Operand(*pairs[0], (*kept, summed)), _Operand(*pairs[1], (*batch, summed, columns)))
-    plan = _Plan(operands, (*kept, columns), result, sizes)
-    ways = [(tuple("".join(operand.groups)), operand.groups) for operand in operands]
+    spread = tuple(rows[:-1]) if batch else ()  # axes that the second operand is broadcast over
+    kept = (*batch, *spread, rows[-1:]) if batch else tuple(rows)
+    alike = (*batch, *("" for _ in spread))
+    operands = (_Operand(*pairs[0], (*kept, summed)), _Operand(*pairs[1], (*alike, summed, columns)))
+    plan = _Plan(operands, (*kept, columns), result, sizes, spread)
+    ways = [(tuple("".join(operand.groups)), _filled(operand.groups)) for operand in operands]
     ways.append((plan.made, tuple("".join(plan.made))))
     if any(_shape(before, after, sizes).count(-1) > 1 for before, after in ways):
         return "more than one size of its axes has to be computed"
@@ -141,10 +155,26 @@ def _shape(before: Sequence[str], after: Sequence[str], sizes: _Sizes) -> list[i
 
 
 def _entered(splice: edit.Splice, operand: _Operand, sizes: _Sizes) -> ir.Value:
-    """An operand with its axes in the order and the groups of the product."""
-    letters = "".join(operand.groups)
+    """An operand with its axes in the order and the groups of the product; a group of none is an axis of 1."""
+    letters, groups = "".join(operand.groups), operand.groups
     value = _transposed(splice, operand.value, operand.axes, letters)
-    return _reshaped(splice, value, tuple(letters), operand.groups, sizes)
+    value = _reshaped(splice, value, tuple(letters), _filled(groups), sizes)
+    single = [index for index, group in enumerate(groups) if not group]
+    axes = splice.constant(np.asarray(single, np.int64), value, "axes") if single else None
+    return splice.fresh("Unsqueeze", value, axes, like=value) if single else value
+
+
+def _repeated(splice: edit.Splice, value: ir.Value, plan: _Plan) -> ir.Value:
+    """The second operand as often as the first has it, where that is known: fused attention wants as many keys."""
+    sizes = [plan.sizes[letter] for letter in plan.spread]
+    if not sizes or None in sizes:
+        return value
+    repeats = [1 if group or not sizes else sizes.pop(0) for group in plan.operands[1].groups]
+    return splice.fresh("Expand", value, splice.constant(np.asarray(repeats, np.int64), value, "repeats"), like=value)
+
+
+def _filled(groups: Iterable[str]) -> tuple[str, ...]:
+    return tuple(group for group in groups if group)
 
 
 def _transposed(splice: edit.Splice, value: ir.Value, axes: str, wanted: str) -> ir.Value:

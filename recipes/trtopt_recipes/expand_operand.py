@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
+from trtopt.graph.attention import only_user
 from trtopt.graph.dimension import Dim
 from trtopt.graph.dims import Dimensions
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
@@ -20,6 +21,8 @@ _ENTRYWISE = frozenset(
 _CARRYING = frozenset("Concat LayerNormalization Reshape Softmax Transpose Unsqueeze".split())
 _MATRIX, _AXES = 2, 13
 """The rank of a matrix, and the opset from which on the axes of Unsqueeze are an input."""
+_HEADS = -3
+"""The axis of the heads of attention."""
 _DEPTH, _PASSES = 16, 4
 """Operators followed behind an Expand, and how often what else of them becomes short is looked at."""
 
@@ -36,7 +39,8 @@ class ExpandedOperand:
     Requires:
         Each reader of the Expand up to an operator with another operand that provably has the repeated dimension is
         element-wise, a Gather from a constant, a product that does not sum over it, a Transpose, a Reshape that leaves
-        it where it is, an Unsqueeze, a normalization or Softmax of axes behind it, or a Concat of nothing else. For the
+        it where it is, an Unsqueeze, a normalization or Softmax of axes behind it, or a Concat of nothing else. Not for
+        keys and values that the heads of an attention share: fused attention wants them for each head. For the
         others, a shape of numbers and named dimensions of inputs, and opset 15; an axis is asked of the first input
         that has a dimension of its name.
     Why faster:
@@ -209,10 +213,29 @@ class _Readers:
             return False
         counted = {axis - len(dims) for axis in axes}  # from the last
         summed, stays = (-1, -2) if index == 0 else (-2, -1)
+        if _HEADS in counted and _is_attention(node):
+            return False
         if summed in counted or any(at != stays and _at(other, at) not in (1, _at(dims, at)) for at in counted):
             return False
         left = {at for at in counted if at == stays or _at(other, at) == 1}
         return self.need_not(node.outputs[0], frozenset(at + max(len(dims), len(other)) for at in left), depth - 1)
+
+
+def _is_attention(node: ir.Node) -> bool:
+    """Whether a product makes the scores of a Softmax, or takes its result as the first operand."""
+    return _has_softmax(node.outputs[0], behind=True) or _has_softmax(node.inputs[0], behind=False)
+
+
+def _has_softmax(value: ir.Value | None, behind: bool) -> bool:
+    """Whether a Softmax is behind a value, or before it, and what lies between is element-wise."""
+    for _ in range(_DEPTH):
+        node = None if value is None else only_user(value) if behind else value.producer()
+        if node is None or edit.is_op(node, "Softmax"):
+            return node is not None
+        if node.op_type not in _ENTRYWISE and node.op_type not in edit.BROADCAST:
+            return False
+        value = node.outputs[0] if behind else node.inputs[0]
+    return False
 
 
 def _carried(

@@ -141,6 +141,18 @@ CASES: tuple[Case, ...] = (
         BLOCK.replace("Reshape(q1, hs)", "Reshape(qp, hs)").replace("Add(q0, bq)", "Add(q0, bq) qp = Add(q1, pos)"),
         values={"pos": np.arange(40, dtype=np.float32).reshape(1, 5, 8) / 40},
     ),
+    batch_first(
+        "scaled-and-multiplied-heads",
+        BLOCK.replace("Reshape(q1, hs)", "Reshape(q1, hs) qs = Div(q2, two) qa = Add(qs, each) qm = MatMul(qs, square)")
+        .replace("(q2)", "(qm)")
+        .replace("qm = MatMul(qs", "qm = MatMul(qa"),
+        values={
+            "two": np.float32(2),
+            "each": np.arange(8, dtype=np.float32).reshape(2, 4) / 8,
+            "square": np.eye(4, k=1, dtype=np.float32),
+        },
+        io="g (float[N, S, 8] x) => (float[N, S, 8] y)",
+    ),
     batch_first("middle-is-output", io=f"{IO[:-1]}, float[2, 5, 8] n)"),
     batch_first("one-sample", io="g (float[1, 5, 8] x) => (float[1, 5, 8] y)", changes=0),
     batch_first(

@@ -99,6 +99,22 @@ CASES: tuple[Case, ...] = (
         tolerance=1e-5,
     ),
     case(
+        "keys-shared-by-heads",
+        "e = Expand(w, h) m = MatMul(x, e) r = Mul(m, half) q = Softmax <axis = -1> (r) y = MatMul(q, x)",
+        io="g (float[N, 3, 6, 6] x) => (float[N, 3, 6, 6] y)",
+        constants="int64[4] h = {1, 3, 6, 6}, float half = {0.5}",
+        weights={"w": (1, 1, 6, 6)},
+        changes=0,
+    ),
+    case(
+        "values-shared-by-heads",
+        "e = Expand(w, h) m = MatMul(x, x) q = Softmax <axis = -1> (m) y = MatMul(q, e)",
+        io="g (float[N, 3, 6, 6] x) => (float[N, 3, 6, 6] y)",
+        constants="int64[4] h = {1, 3, 6, 6}",
+        weights={"w": (1, 1, 6, 6)},
+        changes=0,
+    ),
+    case(
         "summed-over",
         f"{WIDE} t = Transpose <perm = [1, 2, 0]> (e) y = MatMul(t, x)",
         io="g (float[N, 8] x) => (float[6, 8, 8] y)",

@@ -12,6 +12,7 @@ from odd_parts import ODD_PARTS
 from token_parts import (
     TOKEN_PARTS,
     adapted,
+    assigned,
     contracted,
     cropped,
     experts,
@@ -43,6 +44,7 @@ RARE_PARTS = (
     *(contracted,) * 3, *(experts,) * 2, *(cropped,) * 3, *(mixed_convs,) * 4, *(one_axis,) * 4,
     *(relative_scores,) * 3,
     *(turned_attention,) * 3,
+    *(assigned,) * 2,
 )  # fmt: skip
 
 

@@ -411,3 +411,15 @@ def relative_scores(b: NetBuilder, x: Value) -> Value:
         y = b.transpose(y, 0, 2, 1)
     y = b.op("Softmax", [y.name], y.shape, axis=-1)
     return b.binary("Add", x, b.op("MatMul", [y.name, x.name], x.shape))
+
+
+def assigned(b: NetBuilder, x: Value) -> Value:
+    """A wider tensor of which each slice is assigned: every second or third entry, or one part behind the other."""
+    (n, s), d, parts = x.shape[:2], x.width, b.size(2, 3)
+    whole = b.op("Concat", [x.name] * parts, (n, s, parts * d), axis=-1)
+    y, apart = b.transpose(whole, 2, 1, 0), b.chance(0.4)
+    for part in b.rng.permutation(parts):
+        rows = np.arange(part * d, (part + 1) * d) if apart else np.arange(part, parts * d, parts)
+        piece = b.transpose(b.unary(b.pick("Neg", "Tanh", "Abs"), x), 2, 1, 0)
+        y = b.op("ScatterND", [y.name, b.const(rows.reshape(-1, 1), np.int64), piece.name], y.shape)
+    return b.binary("Add", x, linear(b, b.transpose(y, 2, 1, 0), d))
