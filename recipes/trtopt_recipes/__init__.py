@@ -34,6 +34,7 @@ from trtopt_recipes.late_selection import LateSelection
 from trtopt_recipes.layer_scale import LayerScale
 from trtopt_recipes.linear_as_conv import LinearAsConv
 from trtopt_recipes.low_rank_weight import LowRankWeight
+from trtopt_recipes.map_attention import MapAttention
 from trtopt_recipes.mask_constant import MaskConstant
 from trtopt_recipes.masked_rows import MaskedRows
 from trtopt_recipes.merged_heads import MergedHeads
@@ -117,6 +118,7 @@ PACK = (
     ScaledKeys(),
     CappedScores(),
     WindowResidual(),
+    MapAttention(),
     NormalizedQkvBias(),
     QkvBias(),
     BatchFirstAttention(),
