@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.attention import only_user
-from trtopt.graph.conv import weight_and_bias, why_not_constant, window_of
+from trtopt.graph.conv import per_channel, set_weights, weight_and_bias, why_not_constant, window_of
 from trtopt.graph.edit import constant_of
-from trtopt.graph.views import Sizes, is_move, is_pass, moved
+from trtopt.graph.views import Sizes, is_move, is_pass, moved, one_per
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _DEPTH = 24
@@ -25,8 +25,6 @@ _PART = 64
 
 _BEHIND = ("Relu", "MaxPool", "AveragePool")
 """What may follow a convolution before its map becomes tokens; zeros stay zeros."""
-
-_NAMES = ("queries", "keys", "values")
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,11 @@ class _Operand:
         """Whether a product of tokens makes them, too."""
         window = window_of(self.conv)
         return window is not None and window.is_pointwise and not any(edit.is_op(n, *_BEHIND[1:]) for n in self.behind)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the bias of the convolution may be added last: to the largest of several numbers as to each."""
+        return all(edit.is_op(node, "MaxPool") for node in self.behind)
 
 
 @dataclass(frozen=True)
@@ -177,12 +180,9 @@ def _plan(softmax: ir.Node, opset: int) -> _Plan | str | None:
     if frame is None:
         return None
     found = [_operand(value, is_last, softmax) for value, is_last in frame.operands]
-    if all(item is None for item in found):
-        return None
-    missing = [name for name, item in zip(_NAMES, found, strict=True) if item is None]
-    if missing:
-        return f"the {' and '.join(missing)} come from no convolution with reshapes and scales alone behind it"
     plan = _Plan(frame, tuple(item for item in found if item is not None))
+    if len(plan.operands) < 3:
+        return None
     heads = {item.columns.shape[0] for item in plan.operands}
     if len(heads) > 1 or plan.operands[0].columns.shape != plan.operands[1].columns.shape:
         return "queries, keys and values have not as many heads"
@@ -335,12 +335,19 @@ class _Writer:
         queries, keys, values = plan.operands
         factors = (queries.factor * keys.factor, 1.0, values.factor)
         self._layers = [self._layer(each, number) for each, number in zip(plan.operands, factors, strict=True)]
+        # What is added last: not where it is added to a map that is activated.
+        self._late = [layer[1] * each.is_linear for each, layer in zip(plan.operands, self._layers, strict=True)]
+        if self._late[2].any() and _fold(model, plan):
+            self._late[2][:] = 0
 
     def write(self) -> None:
         """Put it in the place of the last product."""
         frame, splice = self._plan.frame, self._splice
         made = self._operands()
         queries, values = (self._split(made[index], (0, 2, 1, 3)) for index in (0, 2))
+        if self._late[0].any():
+            bias = self._late[0].reshape(1, -1, 1, self._wide)
+            queries = splice.fresh("Add", queries, self._constant(bias))
         scores = splice.fresh("MatMul", queries, self._split(made[1], (0, 2, 3, 1)))
         if frame.scale != 1.0:
             scores = splice.fresh("Mul", scores, splice.number(frame.scale))
@@ -377,27 +384,26 @@ class _Writer:
         operand, (weight, bias) = self._plan.operands[index], self._layers[index]
         value = self._flat(operand.conv.inputs[0], weight.shape[1])
         value = self._splice.fresh("MatMul", value, self._constant(weight.reshape(weight.shape[:2]).T))
-        value = self._biased(value, bias)
-        return self._splice.fresh("Relu", value) if operand.behind else value
+        if operand.is_linear:
+            return self._biased(value, index)
+        return self._splice.fresh("Relu", self._splice.fresh("Add", value, self._constant(bias)))
 
     def _pooled(self, indices: list[int]) -> list[ir.Value]:
         """What one convolution makes, pooled as a map."""
         splice, operand = self._splice, self._plan.operands[indices[0]]
         weights, biases = zip(*(self._layers[index] for index in indices), strict=True)
-        # The largest of several numbers with one number added is the largest with that number added.
-        late = all(edit.is_op(node, "MaxPool") for node in operand.behind)
         bias = np.concatenate(biases)
-        given = [self._constant(np.concatenate(weights))] + ([] if late else [self._constant(bias)])
+        given = [self._constant(np.concatenate(weights))] + ([] if operand.is_linear else [self._constant(bias)])
         value = splice.fresh("Conv", operand.conv.inputs[0], *given, attributes=_attributes(operand.conv))
         for node in operand.behind:
             value = splice.fresh(node.op_type, value, attributes=_attributes(node))
         value = self._flat(value, len(bias), rank=weights[0].ndim)
         ends = np.cumsum([len(each) for each in biases])
         found = []
-        for end, own in zip(ends, biases, strict=True):
+        for end, own, index in zip(ends, biases, indices, strict=True):
             places = [self._constant(np.asarray([place]), np.int64) for place in (end - len(own), end, 2)]
             part = value if len(indices) == 1 else splice.fresh("Slice", value, *places)
-            found.append(self._biased(part, own) if late else part)
+            found.append(self._biased(part, index))
         return found
 
     def _flat(self, value: ir.Value | None, channels: int, rank: int = 0) -> ir.Value:
@@ -411,8 +417,10 @@ class _Writer:
             self._tokens[value] = turned if rank == 3 else self._splice.fresh("Reshape", turned, shape)
         return self._tokens[value]
 
-    def _biased(self, value: ir.Value, bias: np.ndarray) -> ir.Value:
-        return self._splice.fresh("Add", value, self._constant(bias)) if bias.any() else value
+    def _biased(self, value: ir.Value, index: int) -> ir.Value:
+        """Values with their bias; that of queries is added to heads, and of that of keys softmax sees nothing."""
+        bias = self._late[index]
+        return self._splice.fresh("Add", value, self._constant(bias)) if index == 2 and bias.any() else value
 
     def _split(self, value: ir.Value, perm: tuple[int, ...]) -> ir.Value:
         """Tokens as heads."""
@@ -447,6 +455,54 @@ class _Writer:
         if output.dtype is None:
             raise ValueError(f"{output.name} has no type")
         return self._splice.constant(array.astype(dtype or output.dtype.numpy()), output, "constant")
+
+
+def _fold(model: ir.Model, plan: _Plan) -> bool:
+    """Let a convolution behind attention add the bias of the values, as weights that sum to 1 leave it; whether one
+    can."""
+    operand = plan.operands[2]
+    row = weight_and_bias(operand.conv)[1][operand.columns] * operand.factor
+    conv, reads, channels = _behind(plan.frame, row)
+    if conv is None or channels is None or why_not_constant(conv):
+        return False
+    window, (weight, bias) = window_of(conv), weight_and_bias(conv)
+    if reads and (window is None or any(window.pads) or edit.int_attribute(conv, "group", 1) > 1):
+        return False
+    new = bias + (weight.reshape(*weight.shape[:2], -1).sum(axis=2) @ channels if reads else channels)
+    dtype = conv.outputs[0].dtype
+    if dtype is None or not np.isfinite(new.astype(dtype.numpy()).astype(np.float64)).all():
+        return False
+    set_weights(edit.Names(model), conv, weight, new)
+    return True
+
+
+def _behind(frame: _Frame, row: np.ndarray) -> tuple[ir.Node | None, bool, np.ndarray | None]:
+    """The convolution that reads the result, or that is added to it, and what is added to each of its channels.
+
+    Args:
+        row: What is added to the result, [heads, size].
+    """
+    sizes, value = Sizes(), frame.mix.outputs[0]
+    shape = sizes.of(value)
+    if shape is None or (len(shape) == 3 and len(row) > 1):
+        return None, False, None
+    row = row[..., None] if frame.features_first else row[:, None]
+    array: np.ndarray | None = np.broadcast_to(row, shape)
+    while (user := only_user(value)) is not None and array is not None and user.graph is frame.mix.graph:
+        source, factor = _scaled(user)
+        if is_move(user) and user.inputs[0] is value and len(user.outputs) == 1:
+            array = moved(user, user.outputs[0], array, sizes)
+        elif source is value:
+            array = array * factor
+        else:
+            other = next((each for each in user.inputs if each is not value), None) if edit.is_op(user, "Add") else None
+            reads = edit.is_op(user, "Conv") and user.inputs[0] is value
+            conv = user if reads else other.producer() if other is not None and only_user(other) is not None else None
+            if not edit.is_op(conv, "Conv") or array.ndim < 3:
+                return None, False, None
+            return conv, reads, per_channel(one_per(array), array.shape[1], array.ndim)
+        value = user.outputs[0]
+    return None, False, None
 
 
 def _attributes(node: ir.Node) -> dict[str, int | str | tuple[int, ...]]:
