@@ -65,7 +65,8 @@ class _Frame:
         scores: The product of queries and keys.
         scale: What scores are multiplied by.
         turned: Whether its first operand is the keys.
-        mix: The product with the values; ``features_first`` where these are its first operand, and its result is
+        mix: The product with the values; ``values_first`` where these are its first operand.
+        result: What gives the result, the product or a Transpose behind it; ``features_first`` where that is
             [..., features, queries].
     """
 
@@ -74,20 +75,22 @@ class _Frame:
     scale: float
     turned: bool
     mix: ir.Node
+    values_first: bool
+    result: ir.Node
     features_first: bool
     nodes: tuple[ir.Node, ...]
 
     @property
     def last_two(self) -> list[int]:
         """Sizes of the last axes of the result, where they are numbers."""
-        return [dim for dim in (self.mix.outputs[0].shape or ())[-2:] if isinstance(dim, int)]
+        return [dim for dim in (self.result.outputs[0].shape or ())[-2:] if isinstance(dim, int)]
 
     @property
     def operands(self) -> tuple[tuple[ir.Value | None, bool], ...]:
         """Queries, keys and values, and whether their tokens are last."""
         first, second = self.scores.inputs
         queries, keys = ((second, True), (first, False)) if self.turned else ((first, False), (second, True))
-        return queries, keys, (self.mix.inputs[0 if self.features_first else 1], self.features_first)
+        return queries, keys, (self.mix.inputs[0 if self.values_first else 1], self.values_first)
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,7 @@ def _plan(softmax: ir.Node, opset: int) -> _Plan | str | None:
     heads = {item.columns.shape[0] for item in plan.operands}
     if len(heads) > 1 or plan.operands[0].columns.shape != plan.operands[1].columns.shape:
         return "queries, keys and values have not as many heads"
-    if heads != {1} and len(frame.mix.outputs[0].shape or ()) == 3 and len(frame.last_two) < 2:
+    if heads != {1} and len(frame.result.outputs[0].shape or ()) == 3 and len(frame.last_two) < 2:
         return "heads are merged into the batch, and the number of positions is not known"
     if not plan.sizes():
         return f"heads would be larger than {_MOST}"
@@ -221,10 +224,14 @@ def _frame(softmax: ir.Node) -> _Frame | None:
         user = only_user(output)
     if user is None or user.graph is not softmax.graph or not edit.is_op(user, "MatMul"):
         return None
-    features_first = user.inputs[1] is output
-    if features_first == last or user.inputs[0] is user.inputs[1]:
+    values_first = user.inputs[1] is output
+    if values_first == last or user.inputs[0] is user.inputs[1]:
         return None
-    return _Frame(softmax, scores, scale, not keys_last, user, features_first, (*nodes, user))
+    turn = only_user(user.outputs[0])
+    result = turn if turn is not None and turn.graph is user.graph and _swaps(turn) else user
+    features_first = values_first ^ (result is turn)
+    nodes += dict.fromkeys((user, result))
+    return _Frame(softmax, scores, scale, not keys_last, user, values_first, result, features_first, tuple(nodes))
 
 
 def _swaps(node: ir.Node) -> bool:
@@ -330,7 +337,7 @@ class _Writer:
 
     def __init__(self, model: ir.Model, plan: _Plan, count: int, wide: int, recipe: str) -> None:
         self._plan, self._count, self._wide = plan, count, wide
-        self._splice = edit.Splice(model, plan.frame.mix, recipe)
+        self._splice = edit.Splice(model, plan.frame.result, recipe)
         self._tokens: dict[ir.Value, ir.Value] = {}
         queries, keys, values = plan.operands
         factors = (queries.factor * keys.factor, 1.0, values.factor)
@@ -341,7 +348,7 @@ class _Writer:
             self._late[2][:] = 0
 
     def write(self) -> None:
-        """Put it in the place of the last product."""
+        """Put it in the place of what was there."""
         frame, splice = self._plan.frame, self._splice
         made = self._operands()
         queries, values = (self._split(made[index], (0, 2, 1, 3)) for index in (0, 2))
@@ -408,6 +415,7 @@ class _Writer:
 
     def _flat(self, value: ir.Value | None, channels: int, rank: int = 0) -> ir.Value:
         """The tokens of a map."""
+        value = _unflattened(value)
         if value is None:
             raise ValueError("a convolution has no input")
         if value not in self._tokens:
@@ -430,7 +438,7 @@ class _Writer:
     def _result(self, value: ir.Value) -> ir.Value:
         """The heads in the layout of the product that was there."""
         splice, frame, values = self._splice, self._plan.frame, self._plan.operands[2].columns
-        size, output = values.shape[1] // self._count, frame.mix.outputs[0]
+        size, output = values.shape[1] // self._count, frame.result.outputs[0]
         if size < self._wide:
             places = [self._constant(np.asarray([place]), np.int64) for place in (0, size, 3)]
             value = splice.fresh("Slice", value, *places)
@@ -451,10 +459,20 @@ class _Writer:
         return value
 
     def _constant(self, array: np.ndarray, dtype: np.dtype | type | None = None) -> ir.Value:
-        output = self._plan.frame.mix.outputs[0]
+        output = self._plan.frame.result.outputs[0]
         if output.dtype is None:
             raise ValueError(f"{output.name} has no type")
         return self._splice.constant(array.astype(dtype or output.dtype.numpy()), output, "constant")
+
+
+def _unflattened(value: ir.Value | None) -> ir.Value | None:
+    """The map whose positions a value is, or itself: maps are transposed with less copies before they are flattened."""
+    node = None if value is None else value.producer()
+    source = node.inputs[0] if node is not None and edit.is_op(node, "Reshape") else None
+    before, after = (edit.dims_of_value(item) for item in (source, value))
+    if before is None or after is None or (len(before), len(after)) != (4, 3) or None in after[:2]:
+        return value
+    return source if before[:2] == after[:2] else value
 
 
 def _fold(model: ir.Model, plan: _Plan) -> bool:
@@ -462,11 +480,13 @@ def _fold(model: ir.Model, plan: _Plan) -> bool:
     can."""
     operand = plan.operands[2]
     row = weight_and_bias(operand.conv)[1][operand.columns] * operand.factor
-    conv, reads, channels = _behind(plan.frame, row)
+    conv, reads, channels = _behind(plan, row)
     if conv is None or channels is None or why_not_constant(conv):
         return False
     window, (weight, bias) = window_of(conv), weight_and_bias(conv)
     if reads and (window is None or any(window.pads) or edit.int_attribute(conv, "group", 1) > 1):
+        return False
+    if not reads and (channels.size != bias.size or weight.ndim != len(conv.outputs[0].shape or ())):
         return False
     new = bias + (weight.reshape(*weight.shape[:2], -1).sum(axis=2) @ channels if reads else channels)
     dtype = conv.outputs[0].dtype
@@ -476,18 +496,21 @@ def _fold(model: ir.Model, plan: _Plan) -> bool:
     return True
 
 
-def _behind(frame: _Frame, row: np.ndarray) -> tuple[ir.Node | None, bool, np.ndarray | None]:
+def _behind(plan: _Plan, row: np.ndarray) -> tuple[ir.Node | None, bool, np.ndarray | None]:
     """The convolution that reads the result, or that is added to it, and what is added to each of its channels.
 
     Args:
         row: What is added to the result, [heads, size].
     """
-    sizes, value = Sizes(), frame.mix.outputs[0]
-    shape = sizes.of(value)
-    if shape is None or (len(shape) == 3 and len(row) > 1):
+    frame, sizes = plan.frame, Sizes()
+    value = frame.result.outputs[0]
+    batch, shape = sizes.of(plan.operands[2].conv.outputs[0]), sizes.of(value)
+    if shape is None or batch is None:
         return None, False, None
     row = row[..., None] if frame.features_first else row[:, None]
-    array: np.ndarray | None = np.broadcast_to(row, shape)
+    # Heads may be merged into the batch.
+    lead = shape[:-2] if len(shape) == 4 else (batch[0], len(row))
+    array: np.ndarray | None = np.broadcast_to(row, (*lead, *shape[-2:])).reshape(-1, *shape[-(len(shape) - 1) :])
     while (user := only_user(value)) is not None and array is not None and user.graph is frame.mix.graph:
         source, factor = _scaled(user)
         if is_move(user) and user.inputs[0] is value and len(user.outputs) == 1:

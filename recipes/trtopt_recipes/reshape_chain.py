@@ -148,12 +148,12 @@ def _is_reshape(node: ir.Node) -> bool:
 
 
 def _splits_one_head(transpose: ir.Node) -> bool:
-    """Whether a Transpose gives a product [batch, 1, tokens, size]: attention reads one head in place behind it, and
-    copies what a Reshape gives."""
-    readers = [user for user, _ in transpose.outputs[0].uses()]
-    return edit.ints_attribute(transpose, "perm") == (0, 2, 1, 3) and any(
-        edit.is_op(each, "MatMul") for each in readers
-    )
+    """Whether a Transpose makes [batch, 1, tokens, size] of [batch, tokens, 1, size], at the end of a chain: attention
+    reads one head in place behind it, and copies what a Reshape gives."""
+    value, readers = transpose.inputs[0], [user for user, _ in transpose.outputs[0].uses()]
+    if edit.ints_attribute(transpose, "perm") != (0, 2, 1, 3) or value is None or value.shape is None:
+        return False
+    return value.shape[2] == 1 and not any(edit.is_op(each, *_RESHAPES, "Transpose") for each in readers)
 
 
 def _target_shape(chain: list[ir.Node]) -> list[int] | None:
