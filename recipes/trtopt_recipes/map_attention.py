@@ -129,7 +129,7 @@ class MapAttention:
     Why faster:
         The compiler's fused kernel takes queries, keys and values of one size with their features last, in place where
         one product of tokens makes them, and not those of networks that keep the channels first: non-local blocks,
-        SAGAN, position attention, the attention of autoencoders. {figures}
+        SAGAN, position attention, YOLO11, autoencoders, diffusion. FIGURES
     Numerics:
         The same sums, with terms of zero; scales of queries and keys are multiplied into the weights.
     Refuses when:
@@ -146,7 +146,8 @@ class MapAttention:
             return Findings()
         matches, refusals = [], []
         for node in edit.all_nodes(model.graph):
-            plan = _plan(node, model.graph.opset_imports.get("", 1))
+            is_own = node.metadata_props.get(edit.RECIPE_KEY) == self.name
+            plan = None if is_own else _plan(node, model.graph.opset_imports.get("", 1))
             if isinstance(plan, str):
                 refusals.append(Refusal(str(node.name), plan))
             elif plan is not None:

@@ -153,7 +153,7 @@ def _splits_one_head(transpose: ir.Node) -> bool:
     value, readers = transpose.inputs[0], [user for user, _ in transpose.outputs[0].uses()]
     if edit.ints_attribute(transpose, "perm") != (0, 2, 1, 3) or value is None or value.shape is None:
         return False
-    return value.shape[2] == 1 and not any(edit.is_op(each, *_RESHAPES, "Transpose") for each in readers)
+    return value.shape[2] == 1 and not all(edit.is_op(each, *_RESHAPES, "Transpose") for each in readers)
 
 
 def _target_shape(chain: list[ir.Node]) -> list[int] | None:
