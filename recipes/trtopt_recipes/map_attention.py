@@ -122,18 +122,22 @@ class MapAttention:
         into heads and transposed. Scores may be transposed, softmax being over their other axis. Where queries and
         keys are of another size than values, zeros are appended to the smaller ones; values may be divided into
         several heads, which have the same queries and keys. What is pooled stays a convolution, one for keys and
-        values.
+        values. Softmax does not see the bias of keys, that of queries is added behind the split into heads, and that of
+        values by a convolution that reads the result or is added to it.
     Requires:
         Constant weights without groups; only reshapes, transposes, cuts and scales behind them. For TensorRT for RTX in
         16 or 8 bits.
     Why faster:
         The compiler's fused kernel takes queries, keys and values of one size with their features last, in place where
-        one product of tokens makes them, and not those of networks that keep the channels first: non-local blocks,
-        SAGAN, position attention, YOLO11, autoencoders, diffusion. FIGURES
+        one product of tokens makes them, and none where channels are first: non-local blocks, SAGAN, DANet, YOLO11,
+        autoencoders, diffusion. 64 channels, 32 x 32 positions, batch 8, FP16, on an L4 by a plain roofline: SAGAN's
+        attention between convolutions 17 kernels and 438 us -> 12 and 175; of 128 channels, YOLO11's block of four
+        heads 2106 -> 407 us, an autoencoder's 656 -> 324, a non-local block with pooled keys and values 349 -> 257.
     Numerics:
         The same sums, with terms of zero; scales of queries and keys are multiplied into the weights.
     Refuses when:
-        Some of the three come from convolutions as it takes them, and others do not; heads would be larger than 256.
+        The three have not as many heads, or heads larger than 256; heads are merged into the batch, with a number of
+        positions that is not known. No match where anything else lies between, masks for one.
     """
 
     name: str = "map-attention"
