@@ -24,6 +24,7 @@ from trtopt_recipes.duplicate_expression import DuplicateExpression
 from trtopt_recipes.einsum import Einsum
 from trtopt_recipes.expand_operand import ExpandedOperand
 from trtopt_recipes.gated_conv import GatedConv
+from trtopt_recipes.gathered_rows import GatheredRows
 from trtopt_recipes.gathered_weights import GatheredWeights
 from trtopt_recipes.global_average_pool import GlobalAveragePool
 from trtopt_recipes.group_norm import GroupNorm
@@ -106,6 +107,7 @@ PACK = (
     LowRankWeight(),
     MergedProjection(),
     RotatedProjection(),
+    GatheredRows(),
     GatheredWeights(),
     SharedIndices(),
     AlignedHeads(),

@@ -16,6 +16,7 @@ from token_parts import (
     assigned,
     contracted,
     cropped,
+    edges,
     experts,
     last_axes,
     layer_norm,
@@ -47,6 +48,7 @@ RARE_PARTS = (
     *(turned_attention,) * 3,
     *(assigned,) * 2,
     *(map_attention,) * 3,
+    edges,
 )  # fmt: skip
 
 
