@@ -1,7 +1,8 @@
-"""Attention between the positions of a map, channels first, as non-local blocks, GANs and autoencoders write it."""
+"""Maps of tokens: attention between their positions, channels first, and the neighbours of each."""
 
 from __future__ import annotations
 
+import numpy as np
 from image_parts import conv
 from net_builder import NetBuilder, Value
 
@@ -13,6 +14,19 @@ def map_attention(b: NetBuilder, x: Value) -> Value:
     for _ in range(b.size(1, 2)):
         picture = _non_local(b, picture)
     return b.transpose(b.reshape(picture, n, d, s), 0, 2, 1)
+
+
+def neighbours(b: NetBuilder, x: Value) -> Value:
+    """The largest, or the mean, of what convolutions make of the neighbours of each token, as networks on points."""
+    n, s, d = x.shape[0], x.dim(1), x.width
+    count = b.size(2, 5)
+    index = b.const(b.rng.integers(0, s, (s, count)), np.int64)
+    rows = b.transpose(b.op("Gather", [x.name, index], (n, s, count, d), axis=1), 0, 3, 1, 2)
+    made = conv(b, rows, d)
+    if b.chance(0.8):
+        made = b.unary("LeakyRelu", made, alpha=0.2)
+    kind = "ReduceMax" if b.opset >= 18 and b.chance(0.8) else "ReduceMean"
+    return b.transpose(b.reduce(kind, made, b.pick((3,), (-1,)), keep=False), 0, 2, 1)
 
 
 def _non_local(b: NetBuilder, x: Value) -> Value:

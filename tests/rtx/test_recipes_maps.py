@@ -69,3 +69,17 @@ def test_one_head_keeps_the_transpose_that_attention_reads_in_place(tmp_path: Pa
     """A Reshape in its place would be copied, for queries, keys and values each."""
     alone, cleaned = costs(network(tmp_path, _SAGAN), "map-attention", "map-attention,reshape-chain,no-op")[1:]
     assert cleaned.kernels <= alone.kernels
+
+
+def test_the_largest_of_neighbours_is_pooled_as_the_map_lies(tmp_path: Path) -> None:
+    """As networks on points take it: 256 points with 16 neighbours each."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 20]> g (float[8, 64, 256, 16] x) => (float[8, 64, 256] y) '
+        "<int64[1] last = {-1}> { c = Conv(x, w) r = LeakyRelu(c) y = ReduceMax <keepdims = 0> (r, last) }"
+    )
+    array = np.random.default_rng(0).standard_normal((64, 64, 1, 1), dtype=np.float32) * 0.1
+    model.graph.initializer.append(onnx.numpy_helper.from_array(array, "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    plain, pooled = costs(load(tmp_path / "m.onnx"), "global-average-pool")
+    assert pooled.kernels <= plain.kernels and pooled.bytes < 0.9 * plain.bytes
+    assert pooled.predicted_us < plain.predicted_us
