@@ -125,8 +125,8 @@ class MapAttention:
         values. Softmax does not see the bias of keys, that of queries is added behind the split into heads, and that of
         values by a convolution that reads the result or is added to it.
     Requires:
-        Constant weights without groups; only reshapes, transposes, cuts and scales behind them. For TensorRT for RTX in
-        16 or 8 bits.
+        Constant weights without groups; only reshapes, transposes, cuts and scales behind them. For TensorRT for RTX,
+        but where FP32 or TF32 is asked for.
     Why faster:
         The compiler's fused kernel takes queries, keys and values of one size with their features last, in place where
         one product of tokens makes them, and none where channels are first: non-local blocks, SAGAN, DANet, YOLO11,
