@@ -24,6 +24,7 @@ from trtopt_recipes.duplicate_expression import DuplicateExpression
 from trtopt_recipes.einsum import Einsum
 from trtopt_recipes.expand_operand import ExpandedOperand
 from trtopt_recipes.gated_conv import GatedConv
+from trtopt_recipes.gathered_rows import GatheredRows
 from trtopt_recipes.gathered_weights import GatheredWeights
 from trtopt_recipes.global_average_pool import GlobalAveragePool
 from trtopt_recipes.group_norm import GroupNorm
@@ -34,6 +35,7 @@ from trtopt_recipes.late_selection import LateSelection
 from trtopt_recipes.layer_scale import LayerScale
 from trtopt_recipes.linear_as_conv import LinearAsConv
 from trtopt_recipes.low_rank_weight import LowRankWeight
+from trtopt_recipes.map_attention import MapAttention
 from trtopt_recipes.mask_constant import MaskConstant
 from trtopt_recipes.masked_rows import MaskedRows
 from trtopt_recipes.merged_heads import MergedHeads
@@ -105,6 +107,7 @@ PACK = (
     LowRankWeight(),
     MergedProjection(),
     RotatedProjection(),
+    GatheredRows(),
     GatheredWeights(),
     SharedIndices(),
     AlignedHeads(),
@@ -117,6 +120,7 @@ PACK = (
     ScaledKeys(),
     CappedScores(),
     WindowResidual(),
+    MapAttention(),
     NormalizedQkvBias(),
     QkvBias(),
     BatchFirstAttention(),

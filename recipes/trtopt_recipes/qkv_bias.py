@@ -55,7 +55,8 @@ class QkvBias:
         a scale up to attention's products, or a Transpose of queries and keys before what else happens to them;
         projections apart or merged into one. Where no output projection takes the
         values' bias, as behind masked-rows, it stays. Between Q K^T and softmax only
-        scales that are the same for all keys, added masks, and Where with a number that vanishes (-1e4 and below).
+        scales that are the same for all keys, added masks, and Where or Max with a number that vanishes (-1e4 and
+        below).
     Why faster:
         TensorRT for RTX runs Q, K and V as one product whose output attention reads in place; a bias anywhere puts a
         transpose kernel before each operand: 10 -> 8 kernels and 77.5 -> 67.8 MB for a ViT-B block of batch 8. Where Q

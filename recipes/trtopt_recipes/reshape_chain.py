@@ -29,6 +29,7 @@ class ReshapeChain:
     Why faster:
         Fewer nodes between a pattern and the recipes that look for it, and a Transpose that copies nothing is not
         mistaken for one that does. The compiler of TensorRT for RTX sees through such chains itself.
+        It does not for attention of one head, whose Transpose stays.
     Numerics:
         Exact.
     Refuses when:
@@ -143,7 +144,16 @@ def _is_reshape(node: ir.Node) -> bool:
     dims = list(node.inputs[0].shape)
     perm = edit.ints_attribute(node, "perm") or tuple(reversed(range(len(dims))))
     long = [axis for axis in perm if dims[axis] != 1]
-    return long == sorted(long)
+    return long == sorted(long) and not _splits_one_head(node)
+
+
+def _splits_one_head(transpose: ir.Node) -> bool:
+    """Whether a Transpose makes [batch, 1, tokens, size] of [batch, tokens, 1, size], at the end of a chain: attention
+    reads one head in place behind it, and copies what a Reshape gives."""
+    value, readers = transpose.inputs[0], [user for user, _ in transpose.outputs[0].uses()]
+    if edit.ints_attribute(transpose, "perm") != (0, 2, 1, 3) or value is None or value.shape is None:
+        return False
+    return value.shape[2] == 1 and not all(edit.is_op(each, *_RESHAPES, "Transpose") for each in readers)
 
 
 def _target_shape(chain: list[ir.Node]) -> list[int] | None:

@@ -172,6 +172,22 @@ CASES: tuple[Case, ...] = (
         io="g (float[2, 5, 8] x) => (float[2, 5, 8] y, float[2, 2, 5, 5] p)",
         changes=0,
     ),
+    case(
+        "floor-that-vanishes",
+        f"{Q} {K} {V} {CORE} {MIX} {OUT}".replace(
+            "p = Softmax <axis = -1> (s1)", "s2 = Max(s1, low) p = Softmax <axis = -1> (s2)"
+        ),
+        constants=f"{HEADS}, float low = {{-3e38}}",
+    ),
+    case(
+        "floor-that-does-not-vanish",
+        f"{Q} {K} {V} {CORE} {MIX} {OUT}".replace(
+            "p = Softmax <axis = -1> (s1)", "s2 = Max(low, s1) p = Softmax <axis = -1> (s2)"
+        ),
+        constants=f"{HEADS}, float low = {{-1e3}}",
+        changes=0,
+        refusals=1,
+    ),
     case("tanh", f"{Q} {K} {V} {CORE} {MIX} {OUT}".replace("Mul(s0, sc)", "Tanh(s0)"), changes=0, refusals=1),
     case("wrong-axis", f"{Q} {K} {V} {CORE} {MIX} {OUT}".replace("axis = -1", "axis = 2"), changes=0),
     case(

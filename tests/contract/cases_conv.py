@@ -187,6 +187,42 @@ def pool(label: str, graph: str, **options: object) -> Case:
 
 POOLS: tuple[Case, ...] = (
     pool("global", f"{MEAN_OF_MAP} {{ r = Relu(x) y = GlobalAveragePool(r) }}"),
+    pool(
+        "maximum-of-neighbours",
+        "g (float[N, 4, 6, 5] x) => (float[N, 4, 6] y) <int64[1] a = {-1}> "
+        "{ c = Conv(x, k) r = LeakyRelu(c) y = ReduceMax <keepdims = 0> (r, a) }",
+        weights={"k": (4, 4, 1, 1)},
+        opset=18,
+    ),
+    pool(
+        "maximum-of-columns",
+        "g (float[N, 4, 6, W] x) => (float[N, 4, 1, W] y) <int64[1] a = {2}> { c = Conv(x, k) y = ReduceMax(c, a) }",
+        weights={"k": (4, 4, 1, 1)},
+        opset=18,
+    ),
+    pool(
+        "largest-of-a-map",
+        "g (float[N, 4, 6, 5] x) => (float[N, 4] y) { c = Conv(x, k) y = ReduceMax <axes = [2, 3], keepdims = 0> (c) }",
+        weights={"k": (4, 4, 1, 1)},
+    ),
+    pool(
+        "mean-of-rows",
+        "g (float[N, 4, 6, 5] x) => (float[N, 4, 6] y) "
+        "{ c = Conv(x, k) r = Relu(c) y = ReduceMean <axes = [3], keepdims = 0> (r) }",
+        weights={"k": (4, 4, 1, 1)},
+    ),
+    pool(
+        "scores",
+        "g (float[N, 4, 6, 5] q, float[N, 4, 5, 6] k) => (float[N, 4, 6, 1] y) "
+        "{ s = MatMul(q, k) y = ReduceMax <axes = [3]> (s) }",
+        changes=0,
+    ),
+    pool(
+        "maximum-over-channels",
+        "g (float[N, 4, 6, 5] x) => (float[N, 1, 6, 5] y) { c = Conv(x, k) y = ReduceMax <axes = [1]> (c) }",
+        weights={"k": (4, 4, 1, 1)},
+        changes=0,
+    ),
     pool("mean", f"{MEAN_OF_MAP} {{ y = ReduceMean <axes = [3, -2]> (x) }}"),
     pool(
         "mean-without-dimensions",

@@ -12,6 +12,20 @@ NHWC, NCHW = "Transpose <perm = [0, 2, 3, 1]>", "Transpose <perm = [0, 3, 1, 2]>
 RESHAPES: tuple[Case, ...] = (
     Case(
         "reshape-chain",
+        "one-head-of-attention",
+        "g (float[N, 5, 6] x) => (float[N, 1, 5, 5] y) <int64[4] s = {0, 0, 1, 6}> "
+        "{ r = Reshape(x, s) q = Transpose <perm = [0, 2, 1, 3]> (r) k = Transpose <perm = [0, 1, 3, 2]> (q) "
+        "y = MatMul(q, k) }",
+        changes=0,
+    ),
+    Case(
+        "reshape-chain",
+        "one-head-that-is-reshaped",
+        "g (float[N, 5, 6] x) => (float[N, 3, 10] y) <int64[4] s = {0, 0, 1, 6}, int64[3] t = {-1, 3, 10}> "
+        "{ r = Reshape(x, s) q = Transpose <perm = [0, 2, 1, 3]> (r) y = Reshape(q, t) }",
+    ),
+    Case(
+        "reshape-chain",
         "two",
         "g (float[2, 6] x) => (float[3, 4] y) <int64[3] s = {2, 3, 2}, int64[2] t = {3, -1}> "
         "{ a = Reshape(x, s) y = Reshape(a, t) }",

@@ -7,6 +7,7 @@ import onnx
 from activation_parts import activation
 from dialect_parts import dialect_attention
 from image_parts import IMAGE_PARTS, branches, excited, global_pool, mixed_convs, one_axis
+from map_parts import map_attention, neighbours
 from net_builder import NetBuilder, Value
 from odd_parts import ODD_PARTS
 from token_parts import (
@@ -15,6 +16,7 @@ from token_parts import (
     assigned,
     contracted,
     cropped,
+    edges,
     experts,
     last_axes,
     layer_norm,
@@ -45,6 +47,9 @@ RARE_PARTS = (
     *(relative_scores,) * 3,
     *(turned_attention,) * 3,
     *(assigned,) * 2,
+    *(map_attention,) * 3,
+    edges,
+    neighbours,
 )  # fmt: skip
 
 

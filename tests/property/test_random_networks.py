@@ -43,9 +43,11 @@ FEW = (
     899,
     919,
     939,
+    999,
+    1019,
 )
 """Networks in which every recipe finds its pattern."""
-MANY = (*range(260), *range(279, 940, 20))
+MANY = (*range(260), *range(279, 1040, 20))
 """Each twentieth is one of the rare parts, in turn."""
 FEW_DIALECTS = (*range(DIALECTS, DIALECTS + 19), DIALECTS + 27, DIALECTS + 44, DIALECTS + 89)
 MANY_DIALECTS = range(DIALECTS, DIALECTS + 300)

@@ -423,3 +423,24 @@ def assigned(b: NetBuilder, x: Value) -> Value:
         piece = b.transpose(b.unary(b.pick("Neg", "Tanh", "Abs"), x), 2, 1, 0)
         y = b.op("ScatterND", [y.name, b.const(rows.reshape(-1, 1), np.int64), piece.name], y.shape)
     return b.binary("Add", x, linear(b, b.transpose(y, 2, 1, 0), d))
+
+
+def edges(b: NetBuilder, x: Value) -> Value:
+    """Messages along the edges of a graph whose nodes are the tokens, summed at the nodes by a product."""
+    n, s, d = x.shape[0], x.dim(1), x.width
+    count, wide = b.size(s + 1, 3 * s), b.size(2, 8)
+    ends = [b.rng.integers(0, s, count) for _ in range(2)]
+    if b.chance():
+        rows = [b.op("Gather", [x.name, b.const(end, np.int64)], (n, count, d), axis=1) for end in ends]
+    else:  # as torch's exporter writes two indices
+        turned = b.transpose(x, 1, 0, 2)
+        found = [b.op("GatherND", [turned.name, b.const(end[:, None], np.int64)], (count, n, d)) for end in ends]
+        rows = [b.transpose(each, 1, 0, 2) for each in found]
+    rows = rows if b.chance(0.7) else rows[:1]
+    joined = rows[0]
+    if len(rows) > 1:
+        joined = b.op("Concat", [row.name for row in rows], (n, count, 2 * d), axis=b.pick(2, -1))
+    messages = mlp(b, linear(b, joined, wide))
+    places = (np.arange(s)[:, None] == ends[1]).astype(np.float32)
+    summed = b.op("MatMul", [b.const(places), messages.name], (n, s, wide))
+    return b.binary("Add", x, linear(b, summed, d))

@@ -125,7 +125,7 @@ def _product_behind(value: ir.Value | None, nodes: list[ir.Node], depth: int) ->
         return node if all(constant_tensor_of(operand) is None for operand in node.inputs) else None
     if is_pass(node) or is_op(node, "Reshape", "Clip", "Tanh", "Div", "Sub"):
         operands = [node.inputs[0]]
-    elif is_op(node, "Add", "Mul"):
+    elif is_op(node, "Add", "Mul", "Max"):
         operands = list(node.inputs)
     elif is_op(node, "Where"):
         operands = [node.inputs[1], node.inputs[2]]
@@ -151,8 +151,8 @@ def _changes_shift(node: ir.Node) -> str:
     if is_op(node, "Reshape"):
         before, after = _last(node.inputs[0]), _last(node.outputs[0])
         return "" if before is not None and before == after else f"{node.name} mixes the keys with other axes"
-    if is_op(node, "Where"):
-        for value in node.inputs[1:3]:
+    if is_op(node, "Max", "Where"):
+        for value in node.inputs[1:3] if is_op(node, "Where") else node.inputs:
             array = constant_of(value)
             if array is not None and (array.astype(np.float64) <= _NOTHING).all():
                 return ""

@@ -70,8 +70,8 @@ def attention_products(
         if attention is None or any(_is_dequantized(value) for value in attention.scores.inputs):
             continue
         reason = _why_not(attention.scores, attention.mix, backend, dtype, shapes or {})
-        if any(edit.is_op(step, "Tanh") for step in attention.between):
-            reason = "no fused kernel squashes scores before softmax"
+        if any(edit.is_op(step, "Max", "Tanh") for step in attention.between):
+            reason = "no fused kernel squashes or floors scores before softmax"
         if reason:
             refused += [Refusal(str(product.name), reason) for product in (attention.scores, attention.mix)]
         else:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_in_place
-from trtopt.source import attention, columns, contributed, fourier
+from trtopt.source import attention, columns, contributed, fourier, scatter
 from trtopt.source.written import Writer, WritingError
 
 _Rule = Callable[[Writer], None]
@@ -40,6 +40,8 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("", "Col2Im"): columns.col2im,
     ("", "DFT"): fourier.dft,
     ("", "RotaryEmbedding"): contributed.standard_rotary,
+    ("", "ScatterElements"): scatter.scatter_elements,
+    ("", "ScatterND"): scatter.scatter_nd,
     **{
         (_MICROSOFT, name): rule
         for name, rule in {
@@ -132,12 +134,17 @@ def _int64_of(tensor: onnx.TensorProto) -> list[int]:
     return list(struct.unpack(f"<{len(tensor.raw_data) // 8}q", tensor.raw_data)) if is_short else []
 
 
+def _has_rule(node: ir.Node) -> bool:
+    is_known = (node.domain, node.op_type) in _RULES
+    return is_known and (not node.op_type.startswith("Scatter") or scatter.is_sum(node))
+
+
 def write_out(model: ir.Model) -> list[str]:
     """Replace the nodes that have a rule, in place; what was replaced, in words.
 
     A node that its rule cannot write stays as it is: whether a backend takes it is for the backend to say.
     """
-    nodes = [node for node in edit.all_nodes(model.graph) if (node.domain, node.op_type) in _RULES]
+    nodes = [node for node in edit.all_nodes(model.graph) if _has_rule(node)]
     if not nodes:
         return []
     infer_in_place(model)
