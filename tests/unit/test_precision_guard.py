@@ -656,6 +656,19 @@ def test_only_elementwise_operators_read_what_a_product_writes_in_8_bits(text: s
     assert "a" not in wanted_tensors(source, Precision.INT8, "tensorrt").results
 
 
+HEADS = """g (float[2,40,64] x) => (float[2,40,64] y) <int64[4] four = {2, 40, 2, 32}, int64[3] flat = {2, 40, 64}>
+    { q1 = MatMul(x, w1) q2 = Reshape(q1, four) q = Transpose <perm = [0,2,1,3]> (q2) k1 = MatMul(x, w2)
+    k2 = Reshape(k1, four) k = Transpose <perm = [0,2,3,1]> (k2) s = MatMul(q, k) p = Softmax(s) v1 = MatMul(x, w3)
+    v2 = Reshape(v1, four) v = Transpose <perm = [0,2,1,3]> (v2) m = MatMul(p, v) o1 = Transpose <perm = [0,2,1,3]> (m)
+    o2 = Reshape(o1, flat) o = MatMul(o2, w4) r = Reshape(o, flat) y = MatMul(r, w4) }"""
+
+
+def test_attention_reads_what_a_product_writes_in_8_bits_where_it_is_moved_before() -> None:
+    source = model(HEADS, w1=(64, 64), w2=(64, 64), w3=(64, 64), w4=(64, 64))
+    forms = find_candidates(problem_of(source), ("int8",)).ops
+    assert {node for node, ops in forms.items() if any(op.result_amax > 0 for op in ops)} == {"q1", "k1", "v1"}
+
+
 def test_what_a_product_writes_in_8_bits_keeps_its_name_for_its_readers() -> None:
     source = feed()
     op = replace(find_candidates(problem_of(source), ("int8",)).ops["a"][-1], writes=True)
