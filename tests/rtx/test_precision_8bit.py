@@ -229,3 +229,17 @@ def test_int8_attention_needs_all_operands_and_a_reader_of_int8(kernels: Kernels
     for left_out in ("s", "m", "y"):
         assert not fused(kernels(source, *(item for item in ops if item.node != left_out)))
     assert fused(kernels(source, *(item for item in in_8_bits("fp8") if item.node != "y")))
+
+
+def test_what_moves_an_operand_of_fp8_attention_reads_what_an_int8_product_writes(kernels: Kernels) -> None:
+    first, last = in_8_bits("int8")[:3], in_8_bits("fp8")[3:]
+    written = [replace(item, result_amax=1.0, writes=True) for item in first]
+    wide, narrow = (kernels(attention(640, 64), *ops, *last) for ops in (first, written))
+    assert fused(wide) and fused(narrow)
+    for product in (
+        layer
+        for layer in narrow
+        if {"q0", "k0", "v0"} & set(layer.onnx_nodes) and read([layer], layer.onnx_nodes[0], "int8")
+    ):
+        assert product.outputs[0].dtype == "Int8"
+    assert moved(wide) - moved(narrow) == 2 * 3 * 2 * 640 * 256  # written by three products and read again
