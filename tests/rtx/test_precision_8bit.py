@@ -236,10 +236,4 @@ def test_what_moves_an_operand_of_fp8_attention_reads_what_an_int8_product_write
     written = [replace(item, result_amax=1.0, writes=True) for item in first]
     wide, narrow = (kernels(attention(640, 64), *ops, *last) for ops in (first, written))
     assert fused(wide) and fused(narrow)
-    for product in (
-        layer
-        for layer in narrow
-        if {"q0", "k0", "v0"} & set(layer.onnx_nodes) and read([layer], layer.onnx_nodes[0], "int8")
-    ):
-        assert product.outputs[0].dtype == "Int8"
     assert moved(wide) - moved(narrow) == 2 * 3 * 2 * 640 * 256  # written by three products and read again

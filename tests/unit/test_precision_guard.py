@@ -666,7 +666,12 @@ HEADS = """g (float[2,40,64] x) => (float[2,40,64] y) <int64[4] four = {2, 40, 2
 def test_attention_reads_what_a_product_writes_in_8_bits_where_it_is_moved_before() -> None:
     source = model(HEADS, w1=(64, 64), w2=(64, 64), w3=(64, 64), w4=(64, 64))
     forms = find_candidates(problem_of(source), ("int8",)).ops
-    assert {node for node, ops in forms.items() if any(op.result_amax > 0 for op in ops)} == {"q1", "k1", "v1"}
+    able = {node: op for node, ops in forms.items() for op in ops if op.result_amax > 0}
+    assert able.keys() == {"q1", "k1", "v1"}
+    ops = tuple(replace(op, writes=True) for op in able.values())
+    saved = apply_plan(source, PrecisionPlan(Precision.INT8, FP16, {}, ops, fused_quantizers=True))
+    found = canonicalize_qdq(saved, "tensorrt-rtx")
+    assert sum(node.op_type == "QuantizeLinear" for node in (found.model if found else saved).graph) == 4
 
 
 def test_what_a_product_writes_in_8_bits_keeps_its_name_for_its_readers() -> None:
