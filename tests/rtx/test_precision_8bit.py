@@ -144,16 +144,18 @@ def test_a_16_bit_product_writes_fp8_at_no_cost_and_int8_with_a_kernel(kernels: 
     assert len(kernels(source, op("c", "r", "int8"))) == len(kernels(source, op("c", "r", "fp8"))) + 1
 
 
-@pytest.mark.parametrize(("axis", "written"), [(None, "Int8"), (1, "Half")])
+@pytest.mark.parametrize(
+    ("axis", "multiply", "written"), [(None, False, "Int8"), (1, True, "Int8"), (1, False, "Half")]
+)
 def test_an_int8_product_with_one_scale_writes_int8_for_the_kernel_behind_it(
-    kernels: Kernels, axis: int | None, written: str
+    kernels: Kernels, axis: int | None, multiply: bool, written: str
 ) -> None:
     text = """g (float[1024,256] x) => (float[1024,256] y)
         { n = Relu(x) a = MatMul(n, w) b = Add(a, k) r = Gelu(b) y = MatMul(r, v) }"""
     source = model(text, w=(256, 1024), v=(1024, 256), k=(1024,))
     first, last = op("a", "n", "int8", axis), op("y", "r", "int8")
     wide = kernels(source, first, last)
-    narrow = kernels(source, replace(first, result_amax=1.0, writes=True), last)
+    narrow = kernels(source, replace(first, result_amax=1.0, writes=True, multiply=multiply), last)
     product = next(layer for layer in narrow if "a" in layer.onnx_nodes)
     assert len(narrow) == len(wide) and product.outputs[0].dtype == written
     saved = 2 * 1024 * 1024 if written == "Int8" else 0
@@ -229,3 +231,11 @@ def test_int8_attention_needs_all_operands_and_a_reader_of_int8(kernels: Kernels
     for left_out in ("s", "m", "y"):
         assert not fused(kernels(source, *(item for item in ops if item.node != left_out)))
     assert fused(kernels(source, *(item for item in in_8_bits("fp8") if item.node != "y")))
+
+
+def test_what_moves_an_operand_of_fp8_attention_reads_what_an_int8_product_writes(kernels: Kernels) -> None:
+    first, last = in_8_bits("int8")[:3], in_8_bits("fp8")[3:]
+    written = [replace(item, result_amax=1.0, writes=True) for item in first]
+    wide, narrow = (kernels(attention(640, 64), *ops, *last) for ops in (first, written))
+    assert fused(wide) and fused(narrow)
+    assert moved(wide) - moved(narrow) == 2 * 3 * 2 * 640 * 256  # written by three products and read again

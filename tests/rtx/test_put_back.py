@@ -31,10 +31,10 @@ def saved(path: Path, text: str, **weights: np.ndarray) -> Path:
     return path
 
 
-def built(model: Path, *, engine: bool = True, **options: object) -> BuildReport:
+def built(model: Path, *, engine: bool = True, precision: str = "fp16", **options: object) -> BuildReport:
     run = trtopt.build if engine else trtopt.optimize
     output = model.with_suffix(".engine" if engine else ".out.onnx")
-    return run(model, output=str(output), precision="fp16", gpu="L4", recipes="none", **options)
+    return run(model, output=str(output), precision=precision, gpu="L4", recipes="none", **options)
 
 
 def details(report: BuildReport) -> str:
@@ -68,11 +68,11 @@ _WIDE = "(float[4,64] x) => (float[4,64] y) { u = MatMul(x, wu) a = Relu(u) d = 
 _GATED = _WIDE.replace("a = Relu(u)", "s = Sigmoid(u) a = Mul(u, s)")
 
 
-@pytest.mark.parametrize("scale", [4000, 1e-7])
-def test_values_out_of_range_are_moved_into_it_by_powers_of_two(tmp_path: Path, scale: float) -> None:
+@pytest.mark.parametrize(("scale", "precision"), [(4000, "fp16"), (1e-7, "fp16"), (4000, "int8"), (1e-7, "auto")])
+def test_values_out_of_range_are_moved_into_it_by_powers_of_two(tmp_path: Path, scale: float, precision: str) -> None:
     weights = {"wu": normal(64, 256, scale=scale), "wd": normal(256, 64, seed=1, scale=0.004 / scale)}
     model = saved(tmp_path / "wide.onnx", _WIDE, **weights)
-    report = built(model, calib={"x": normal(4, 64, seed=2)})
+    report = built(model, precision=precision, calib={"x": normal(4, 64, seed=2)})
     step = next(step for step in report.steps if step.name == "rescale")
     assert step.changes == 2 and "-> 0 nodes in FP32" in step.details[0]
     assert not report.precision.kept and report.accuracy_cost is None

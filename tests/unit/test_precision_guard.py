@@ -618,7 +618,7 @@ class ReadingJudge(RuleJudge):
         found = super().price(model, inner=inner)
         sums = [node for node in model.graph if node.op_type == "Add"]
         read = [producer for node in sums if (producer := node.inputs[0].producer()) is not None]  # type: ignore[union-attr]
-        us = sum(4.0 if node.op_type == "DequantizeLinear" else 10.0 for node in read)
+        us = sum(4.0 if node.op_type in ("DequantizeLinear", "Mul") else 10.0 for node in read)
         return replace(found, total=replace(found.total, predicted_us=found.total.predicted_us + us))
 
 
@@ -654,6 +654,53 @@ def test_only_elementwise_operators_read_what_a_product_writes_in_8_bits(text: s
     assert able == ([("int8", None)] if writes else [])
     assert "a" not in wanted_tensors(source, Precision.FP8, "tensorrt-rtx").results
     assert "a" not in wanted_tensors(source, Precision.INT8, "tensorrt").results
+
+
+def outlier_feed(text: str = FEED) -> ir.Model:
+    """The same with one element of the first weight that one scale does not hold beside the others."""
+    found = model(text, w1=(64, 256), c=(256,), w2=(256, 64))
+    weight = next(node for node in found.graph if node.name == "a").inputs[1]
+    assert weight is not None
+    array = np.array(edit.constant_of(weight))
+    array[3, 7] = 100.0
+    weight.const_value = ir.tensor(array, name=weight.name)
+    return found
+
+
+def test_a_product_whose_weight_is_too_uneven_for_one_scale_writes_8_bits_with_even_channels() -> None:
+    source = outlier_feed()
+    op = guard_of(source, ReadingJudge(lambda _: 5.0)).choose().choice["a"]
+    assert (op.writes, op.multiply, op.weight_axis) == (True, True, 1)
+    written = apply_plan(source, PrecisionPlan(Precision.INT8, FP16, {}, (op,), fused_quantizers=True))
+    values = written.graph.initializers
+    powers, weight, scale = (np.asarray(edit.constant_of(values[f"a_{name}"]), np.float32) for name in EVEN)
+    assert set(powers) == {1.0, powers[7]} and powers[7] > 256
+    exact = np.asarray(edit.constant_of(source.graph.initializers["w1"]))[:, :7]
+    noise = (weight * scale * powers)[:, :7] - exact
+    assert 10 * np.log10((exact**2).sum() / (noise**2).sum()) > 35
+    still = guard_of(source, RuleJudge(lambda _: 5.0)).choose()
+    assert not any(op.writes or op.multiply for op in still.choice.values())
+    unread = find_candidates(problem_of(outlier_feed(FEED.replace("Add (a, c)", "Softmax(a)"))), ("int8",))
+    assert len(unread.ops["a"]) == 1
+
+
+EVEN = ("ratio_fp16", "weight_int8", "weight_scale_fp16")
+HEADS = """g (float[2,40,64] x) => (float[2,40,64] y) <int64[4] four = {2, 40, 2, 32}, int64[3] flat = {2, 40, 64}>
+    { q1 = MatMul(x, w1) q2 = Reshape(q1, four) q = Transpose <perm = [0,2,1,3]> (q2) k1 = MatMul(x, w2)
+    k2 = Reshape(k1, four) k = Transpose <perm = [0,2,3,1]> (k2) s = MatMul(q, k) p = Softmax(s) v1 = MatMul(x, w3)
+    v2 = Reshape(v1, four) v = Transpose <perm = [0,2,1,3]> (v2) m = MatMul(p, v) o1 = Transpose <perm = [0,2,1,3]> (m)
+    o2 = Reshape(o1, flat) o = MatMul(o2, w4) r = Reshape(o, flat) y = MatMul(r, w4) }"""
+
+
+def test_attention_reads_what_a_product_writes_in_8_bits_where_it_is_moved_before() -> None:
+    source = model(HEADS, w1=(64, 64), w2=(64, 64), w3=(64, 64), w4=(64, 64))
+    forms = find_candidates(problem_of(source), ("int8",)).ops
+    able = {node: op for node, ops in forms.items() for op in ops if op.result_amax > 0}
+    assert able.keys() == {"q1", "k1", "v1"}
+    ops = tuple(replace(op, writes=True) for op in able.values())
+    saved = apply_plan(source, PrecisionPlan(Precision.INT8, FP16, {}, ops, fused_quantizers=True))
+    found = canonicalize_qdq(saved, "tensorrt-rtx")
+    assert sum(node.op_type == "QuantizeLinear" for node in (found.model if found else saved).graph) == 4
 
 
 def test_what_a_product_writes_in_8_bits_keeps_its_name_for_its_readers() -> None:

@@ -118,15 +118,19 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
     ends = fp32_outputs(artifact.model, parse_io(job.config.io))
     put_back = PutBack(job.samples, job.target, job.config, job.open_judge, clock)
     if is_quantized:
-        problem = Problem(base, job.target.backend.name, stats, shapes, job.config.calib_method, FP16)
-        problem = replace(problem, takes_bfloat=job.target.takes_bfloat and not job.saved, ends=ends)
+        problem = Problem(base, job.target.backend.name, stats, shapes, job.config.calib_method, FP16, ends=ends)
+        moved = _Moved(base, plan_for(problem, job.precision), stats)
+        if not (job.given or job.own):  # these ranges are of the values as they were
+            moved = _rescaled(base, moved.plan, stats, shapes, job, ends)
+        base, stats = moved.base, moved.stats
+        problem = replace(problem, model=base, stats=stats, takes_bfloat=job.target.takes_bfloat and not job.saved)
         mended = put_back.mend(problem.model, _of_16_bits(problem, job, clock))
         problem = replace(problem, fallbacks=mended.fallbacks)
         wanted = wanted_tensors(base, job.precision, job.target.backend.name).histogram
         taken = imports(base, job.given, wanted, job.samples, job.own)
         problem = replace(problem, imported=taken.amax, unknown=taken.unknown)
         chosen = _choose(problem, observer, job)
-        chosen = replace(chosen, steps=(*mended.steps, *taken.steps, *chosen.steps))
+        chosen = replace(chosen, steps=(*moved.steps, *mended.steps, *taken.steps, *chosen.steps))
     else:
         plan = decide(base, job.precision, job.target.backend.name, stats, shapes, job.config.calib_method, ends)
         moved = _rescaled(base, plan, stats, shapes, job, ends)
@@ -204,7 +208,8 @@ def _rescaled(
     if found is None:
         return given
     name, method = job.target.backend.name, job.config.calib_method
-    again = decide(found.model, job.precision, name, found.stats, shapes, method, ends)
+    precision = Precision.FP16 if job.precision.is_quantized else job.precision
+    again = decide(found.model, precision, name, found.stats, shapes, method, ends)
     flop = cost.flop_by_node(base, shapes)
     kept, left = ((sum(flop.get(name, 0) for name in wide), len(wide)) for wide in (plan.wide, again.wide))
     if left[0] > kept[0] * _WORTH_MOVING or left[1] >= kept[1]:

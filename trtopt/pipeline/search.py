@@ -104,7 +104,8 @@ class RegionOracle:
             return best
         forms = [form for form in self._forms.get(op.node, ()) if form.dtype == op.dtype]
         forms = [replace(form, skips=op.skips, writes=op.writes and form.result_amax > 0) for form in forms]
-        return next((form for form in forms if form.weight_axis == op.weight_axis), next(iter(forms), None))
+        same = (form for form in forms if (form.weight_axis, form.multiply) == (op.weight_axis, op.multiply))
+        return next(same, next(iter(forms), None))
 
     def plan(self, mix: Mix) -> PrecisionPlan:
         """The plan of a mix, with the improved numbers of its nodes."""

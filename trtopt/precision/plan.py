@@ -84,8 +84,8 @@ class QuantizedOp:
         activation_amax: The range's bound: the scale is ``amax / 127`` (INT8) or ``amax / 448`` (FP8).
         weight_axis: Axis of the weight with a scale per channel; None for one scale per tensor.
         method: The calibration method that gave the range.
-        multiply: Write the scales per channel as one scale and a multiplication behind the node (Conv in INT8 only),
-            for compilers that do not fold scales per channel into a convolution.
+        multiply: Write the scales per channel as one scale and a multiplication behind the node (INT8 only): for
+            compilers that do not fold scales per channel into a convolution, and for products that write 8 bits.
         dtype: The 8-bit type of both.
         other: The second operand where it is an activation (attention's products) and no constant weight.
         skips: Names of the additions that read ``activation`` as a residual, and read it quantized too.

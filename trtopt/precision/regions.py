@@ -249,7 +249,8 @@ def _coarser(op: QuantizedOp, node: ir.Node) -> tuple[QuantizedOp, ...]:
 
 def _with_result(forms: Sequence[QuantizedOp], node: ir.Node, problem: Problem) -> tuple[QuantizedOp, ...]:
     """The forms of a product, those with one scale with the range of what they may write in 8 bits: scales per channel
-    are a multiplication behind the product, and then the quantizer is none of its kernel."""
+    are a multiplication behind the product, and then the quantizer is none of its kernel. Where the weight is too
+    uneven for one scale, one more form divides its largest channels, and multiplies what was written."""
     stats = problem.stats.get(str(node.outputs[0].name))
     if (
         stats is None
@@ -263,7 +264,10 @@ def _with_result(forms: Sequence[QuantizedOp], node: ir.Node, problem: Problem) 
     is_small = amax < problem.narrow.smallest_normal * LARGEST[Precision.INT8]
     if is_small or ranges.int8_sqnr_db(stats, amax) < rules.RESULT_SQNR_DB:
         return tuple(forms)
-    return tuple(form if form.weight_axis is not None else replace(form, result_amax=amax) for form in forms)
+    if not any(form.weight_axis is None for form in forms):
+        forms = (*forms, replace(forms[-1], multiply=True))
+    writing = (form.weight_axis is None or form.multiply for form in forms)
+    return tuple(replace(form, result_amax=amax * writes) for form, writes in zip(forms, writing, strict=True))
 
 
 def candidate_nodes(

@@ -43,6 +43,7 @@ _ELEMENTWISE = frozenset(
     {"Add", "Sub", "Mul", "Div", "Relu", "LeakyRelu", "Clip", "Sigmoid", "HardSigmoid", "HardSwish", "Swish", "Tanh"}
     | {"Gelu", "Erf", "Elu", "Neg"}
 )
+_MOVING = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Split", "Slice", "Gather"})
 _THIN = 16
 """Channels, or rows and columns of a weight, below which Model Optimizer leaves a layer out (FP8: up to it)."""
 
@@ -268,11 +269,28 @@ tokens on (301 and 284; 2048 tokens 2874 and 2554). Beyond 512 keys INT8 has no 
 
 
 def may_write_8_bits(node: ir.Node) -> bool:
-    """Whether a product may write its result in 8 bits: one without a bias of its own, whose result nothing but
-    elementwise operators reads. Those are a kernel behind an 8-bit product, which else reads 16 bits from memory."""
-    value, uses = node.outputs[0], node.outputs[0].uses()
+    """Whether a product may write its result in 8 bits: one without a bias of its own, whose result only elementwise
+    operators read, or attention once it has other axes. Those are a kernel behind an 8-bit product, which else reads
+    16 bits from memory; attention that reads the result in place has none, and judging it says so."""
+    value = node.outputs[0]
     is_bare = edit.is_op(node, "MatMul") or (edit.is_op(node, "Gemm") and len(node.inputs) == 2)
-    return is_bare and bool(uses) and not value.is_graph_output() and all(u.op_type in _ELEMENTWISE for u, _ in uses)
+    return is_bare and not value.is_graph_output() and _is_read_by_a_kernel(value, _ELEMENTWISE)
+
+
+def _is_read_by_a_kernel(value: ir.Value, readers: frozenset[str]) -> bool:
+    """Whether only such operators read a value, or behind what moves it, products of activations too."""
+    uses = value.uses()
+    return bool(uses) and all(_reads_from_memory(user, index, readers) for user, index in uses)
+
+
+def _reads_from_memory(user: ir.Node, index: int, readers: frozenset[str]) -> bool:
+    if user.op_type in _MOVING and index == 0:
+        outputs = [value for value in user.outputs if value.uses() or value.is_graph_output()]
+        moved = readers | {"MatMul"}
+        return all(not value.is_graph_output() and _is_read_by_a_kernel(value, moved) for value in outputs)
+    if user.op_type == "MatMul":
+        return "MatMul" in readers and all(edit.constant_tensor_of(value) is None for value in user.inputs)
+    return user.op_type in readers
 
 
 def attention_placement(

@@ -153,6 +153,24 @@ def scale_channels(weight: np.ndarray, amax: float, narrow: NarrowType | None) -
     return None
 
 
+def even_channels(weight: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """A product's weight whose output channels with large elements are divided by a power of two, and these powers.
+
+    A channel of usual size stays as it is, so that no result becomes larger than it was.
+
+    Args:
+        weight: ``[K, N]``, or with ``axis`` 0 ``[N, K]``.
+        axis: That of the output channels.
+    """
+    exact = np.asarray(weight, np.float32)
+    largest = np.abs(exact).max(axis=tuple(index for index in range(exact.ndim) if index != axis))
+    usual = np.median(largest[largest > 0]) if largest.any() else 1.0
+    powers = np.exp2(np.rint(np.log2(np.maximum(largest / usual, 1)))).astype(np.float32)
+    shape = [1] * exact.ndim
+    shape[axis] = -1
+    return exact / powers.reshape(shape), powers
+
+
 def _round_up(scales: np.ndarray, narrow: NarrowType | None) -> np.ndarray:
     """Scales as the narrow type holds them, one step up where rounding made them smaller; zeros become its smallest."""
     exact = np.asarray(scales, np.float32)
@@ -189,6 +207,7 @@ class _QdqWriter:
             raise ValueError(f"{node.name} has no data input or weight")
         if op.multiply and op.dtype != Precision.INT8:
             raise ValueError(f"{node.name}: a multiplication per channel is for INT8; FP8 needs none")
+        powers: np.ndarray | None = None
         is_wide = op.node in self._plan.wide
         ends = op.ends and op.node not in self._plan.bias and not is_wide
         if ends:
@@ -196,20 +215,42 @@ class _QdqWriter:
         node.replace_input_with(0, self._activation(data, op.activation_amax, op.dtype, is_wide, ends))
         if op.other is not None:
             node.replace_input_with(1, self._activation(weight, op.other.amax, op.dtype, is_wide))
-        elif not (op.multiply and self._scaled_conv(node, weight, op, is_wide)):
+        elif op.multiply and op.writes and not is_wide:
+            powers = self._even_weight(node, weight, op)
+        elif not (op.multiply and edit.is_op(node, "Conv") and self._scaled_conv(node, weight, op, is_wide)):
             node.replace_input_with(1, self._weight(weight, op, is_wide, node, ends))
         if op.writes and not (is_wide or ends):
-            self._write_8_bits(node, op)
+            self._write_8_bits(node, op, powers)
 
-    def _write_8_bits(self, node: ir.Node, op: QuantizedOp) -> None:
-        """Quantize what a node computes; what reads it reads it dequantized, under its name."""
+    def _even_weight(self, node: ir.Node, weight: ir.Value, op: QuantizedOp) -> np.ndarray:
+        """Give a product its weight with one scale and even channels; what its result is to be multiplied with."""
+        exact = edit.constant_of(weight)
+        if exact is None or op.weight_axis is None:
+            raise ValueError(f"the weight {weight.name} of {node.name} has no channels")
+        even, powers = even_channels(exact, op.weight_axis)
+        base = str(node.outputs[0].name)
+        values, scale = eight_bit(even, None, self._type(wide=False))
+        inputs = [self._constant(f"{base}_weight_int8", values), self._constant(f"{base}_weight_scale", scale)]
+        dequantize = self._node("DequantizeLinear", inputs, f"{base}_weight", weight)
+        self._graph.insert_before(node, dequantize)
+        node.replace_input_with(1, dequantize.outputs[0])
+        self._dropped.append(weight)
+        return powers
+
+    def _write_8_bits(self, node: ir.Node, op: QuantizedOp, powers: np.ndarray | None) -> None:
+        """Quantize what a node computes; what reads it reads it dequantized and multiplied by the powers, under its
+        name."""
         value, number = node.outputs[0], activation_scale(op.result_amax, self._type(wide=False), op.dtype)
         base = str(value.name)
         scale, zero = self._constant(f"{base}_result_scale", np.array(number, np.float32)), self._zero_point(op.dtype)
         quantizer = self._node("QuantizeLinear", [value, scale, zero], f"{base}_result_{op.dtype}", value)
         quantizer.outputs[0].type = ir.TensorType(_TYPES[op.dtype])
         dequantize = self._node("DequantizeLinear", [quantizer.outputs[0], scale, zero], f"{base}_result", value)
-        edit.chain_behind(value, [quantizer, dequantize], self._names, "written")
+        chain = [quantizer, dequantize]
+        if powers is not None:
+            ratio = self._constant(f"{base}_ratio", powers)
+            chain.append(self._node("Mul", [dequantize.outputs[0], ratio], f"{base}_scaled", value))
+        edit.chain_behind(value, chain, self._names, "written")
 
     def quantize_residuals(self, additions: list[ir.Node], op: QuantizedOp) -> None:
         """Let additions read the quantized form of the tensor that ``op`` reads."""
@@ -254,7 +295,7 @@ class _QdqWriter:
         return not any(node.name in self._readers and node.name not in self._plan.wide for node, _ in value.uses())
 
     def _weight(self, value: ir.Value, op: QuantizedOp, wide: bool, node: ir.Node, ends: bool = False) -> ir.Value:
-        axis = None if op.multiply else op.weight_axis
+        axis = None if op.multiply and edit.is_op(node, "Conv") else op.weight_axis
         key = (value, axis, wide or ends, op.dtype, op.node if op.node in self._plan.rounded else "")
         if key in self._weights:
             return self._weights[key]

@@ -49,7 +49,7 @@ from trtopt.precision.ptq.layer_walk import (
     spread,
     walk,
 )
-from trtopt.precision.write import activation_scale, quantize, quantize_weight, scale_channels
+from trtopt.precision.write import activation_scale, eight_bit, even_channels, quantize, quantize_weight, scale_channels
 from trtopt.support.precision import Precision
 from trtopt.support.threads import in_threads
 
@@ -461,18 +461,25 @@ def _can_round(layer: ProductLayer, op: QuantizedOp) -> bool:
     """Whether other values than the nearest are looked for: levels of FP8 are not evenly spaced."""
     weight = edit.input_of(layer.node, 1)
     shared = weight is not None and len(list(weight.uses())) > 1
+    if op.multiply and op.writes:  # stored with even channels
+        return False
     return op.dtype == Precision.INT8 and layer.depth <= LARGEST_DEPTH and not shared
 
 
 def _stored(layer: ProductLayer, op: QuantizedOp, plan: PrecisionPlan) -> _Stored:
     """As :func:`trtopt.precision.write.quantize` stores the weight."""
     narrow = None if op.node in plan.wide else plan.narrow
-    bias = edit.input_of(layer.node, 2) if op.multiply else None
-    if op.multiply and (bias is None or edit.constant_of(bias) is not None):
+    if op.multiply and op.writes and op.weight_axis is not None:
+        even, powers = even_channels(layer.weight, op.weight_axis)
+        values, scale = eight_bit(even, None, narrow)
+        return _Stored(values, scale * powers, 0.0)
+    is_conv = op.multiply and edit.is_op(layer.node, "Conv")
+    bias = edit.input_of(layer.node, 2) if is_conv else None
+    if is_conv and (bias is None or edit.constant_of(bias) is not None):
         scaled = scale_channels(layer.weight, op.activation_amax, narrow)
         if scaled is not None:
             return _Stored(scaled.values, scaled.scale * scaled.ratios, float(scaled.scale))
-    values, scales = quantize_weight(layer.weight, None if op.multiply else op.weight_axis, narrow)
+    values, scales = quantize_weight(layer.weight, None if is_conv else op.weight_axis, narrow)
     return _Stored(values, np.array(np.broadcast_to(scales, layer.channels)), 0.0)
 
 
