@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.attention import only_user
+from trtopt.graph.conv import weight_and_bias, why_not_constant
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _DEPTH = 8
@@ -39,8 +40,9 @@ class GatheredRows:
         Gather(h, i) W = Gather(h W, i) for rows h, and Concat(Gather(h, i), Gather(h, j)) W =
         Gather(h W1, i) + Gather(h W2, j) with the rows of W that each part needs.
     Requires:
-        A product with a constant matrix; only Gather or GatherND of whole rows, and Transposes that leave the features
-        last, before it, each read once. More indices than rows, or a number of either that is not known.
+        A product with a constant matrix, a Linear's too; only Gather or GatherND of whole rows, and Transposes that
+        leave the features last, before it, each read once. More indices than rows, or a number of either that is not
+        known.
     Why faster:
         Messages of graph networks are products of the features at both ends of each edge, of which there are several
         times as many as nodes: fewer rows are multiplied, and nothing is joined in a
@@ -69,9 +71,9 @@ class GatheredRows:
         """Multiply first."""
         product = match.nodes[0]
         parts, nodes = _parts(product)
-        weight = edit.constant_of(product.inputs[1])
-        if not any(part.repeats for part in parts) or weight is None:
+        if not any(part.repeats for part in parts):
             return Refusal(match.label, "it was changed by a rewrite before")
+        weight, bias = _matrix(product)
         splice, total, start = edit.Splice(model, product, self.name), None, 0
         for part in parts:
             rows = np.ascontiguousarray(weight[start : start + part.width])
@@ -83,6 +85,8 @@ class GatheredRows:
             total = value if total is None else splice.fresh("Add", total, value)
         if total is None:
             raise ValueError("a product has no parts")
+        if bias is not None:
+            total = splice.fresh("Add", total, splice.constant(bias, product.outputs[0], "bias"))
         total.shape = product.outputs[0].shape
         splice.finish(total)
         for node in nodes:  # each reads what those behind it make
@@ -90,26 +94,41 @@ class GatheredRows:
         return None
 
 
+def _matrix(product: ir.Node) -> tuple[np.ndarray, np.ndarray | None]:
+    """The matrix that rows are multiplied by, and what is added to each of them."""
+    array = edit.constant_of(product.inputs[1])
+    if array is None:
+        raise ValueError(f"the matrix of {product.name} is not constant")
+    if edit.is_op(product, "MatMul"):
+        return array, None
+    weight, bias = weight_and_bias(product)
+    turned = weight.T if edit.int_attribute(product, "transB", 0) else weight
+    return turned.astype(array.dtype), bias.astype(array.dtype) if edit.input_of(product, 2) is not None else None
+
+
 def _parts(product: ir.Node) -> tuple[list[_Part], list[ir.Node]]:
     """The parts of a product's operand, and the nodes between; none where it is another pattern."""
-    weight = edit.constant_tensor_of(product.inputs[1]) if edit.is_op(product, "MatMul") else None
+    weight = edit.constant_tensor_of(product.inputs[1]) if edit.is_op(product, "MatMul", "Gemm") else None
     if weight is None or len(weight.shape) != 2:
         return [], []
+    if edit.is_op(product, "Gemm") and (edit.int_attribute(product, "transA", 0) or why_not_constant(product)):
+        return [], []
+    width = edit.dims_of(weight)[edit.int_attribute(product, "transB", 0)]
     outer, value = _moves(product.inputs[0], product)
     join = value.producer() if value is not None and only_user(value) is not None else None
     if value is None:
         return [], []
     if join is None or not _joins_features(join, product):
-        return [_Part(value, outer, edit.dims_of(weight)[0])], [*reversed(outer)]
+        return [_Part(value, outer, width)], [*reversed(outer)]
     parts, nodes = list[_Part](), [*reversed(outer), join]
     for operand in join.inputs:
-        width = operand.shape[-1] if operand is not None and operand.shape is not None else None
+        size = operand.shape[-1] if operand is not None and operand.shape is not None else None
         inner, source = _moves(operand, product)
-        if not isinstance(width, int) or source is None:
+        if not isinstance(size, int) or source is None:
             return [], []
-        parts.append(_Part(source, (*inner, *outer), width))
+        parts.append(_Part(source, (*inner, *outer), size))
         nodes += reversed(inner)
-    return (parts, nodes) if sum(part.width for part in parts) == weight.shape[0] else ([], [])
+    return (parts, nodes) if sum(part.width for part in parts) == width else ([], [])
 
 
 def _joins_features(node: ir.Node, product: ir.Node) -> bool:

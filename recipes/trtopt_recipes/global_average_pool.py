@@ -41,7 +41,7 @@ class GlobalAveragePool:
         77.1. DGCNN of three layers takes the maximum over the 16 neighbours of 256 points (batch 8): 593 -> 447 us by a
         plain roofline of an L4.
     Numerics:
-        The same mean, summed in another order; the same maximum, of numbers.
+        The same mean, summed in another order; the same maximum, of finite numbers.
     Refuses when:
         The size of the map is not known or zero, or no two windows of at most ``largest_window`` positions cover it.
     """

@@ -125,8 +125,8 @@ class MapAttention:
         values. Softmax does not see the bias of keys, that of queries is added behind the split into heads, and that of
         values by a convolution that reads the result or is added to it.
     Requires:
-        Constant weights without groups; only reshapes, transposes, cuts and scales behind them. For TensorRT for RTX,
-        but where FP32 or TF32 is asked for.
+        Constant weights without groups; only reshapes, transposes, cuts and scales above zero behind them. For TensorRT
+        for RTX, but where FP32 or TF32 is asked for.
     Why faster:
         The compiler's fused kernel takes queries, keys and values of one size with their features last, in place where
         one product of tokens makes them, and none where channels are first: non-local blocks, SAGAN, DANet, YOLO11,
@@ -287,21 +287,23 @@ def _operand(value: ir.Value | None, is_last: bool, softmax: ir.Node) -> _Operan
         start = item
     if item is None or not edit.is_op(nodes[-1], "Conv") or item.dtype != softmax.outputs[0].dtype:
         return None
+    if factor < 0:  # neither Relu nor MaxPool leaves that to be done first
+        return None
     conv = nodes[-1]
     if why_not_constant(conv) or edit.int_attribute(conv, "group", 1) != 1 or window_of(conv) is None:
         return None
-    columns = _columns(start, steps[::-1], value, is_last)
+    columns = _columns(start, steps[::-1], len(softmax.outputs[0].shape or ()), is_last)
     return None if columns is None else _Operand(conv, tuple(behind[::-1]), columns, factor, tuple(nodes))
 
 
 def _columns(
-    start: ir.Value | None, steps: list[tuple[ir.Node, ir.Value]], value: ir.Value | None, is_last: bool
+    start: ir.Value | None, steps: list[tuple[ir.Node, ir.Value]], rank: int, is_last: bool
 ) -> np.ndarray | None:
     """The channels of a map that are the features of an operand, [heads, size]; None where tokens are not its
     positions."""
     sizes = Sizes()
     shape = sizes.of(start)
-    if shape is None or len(shape) < 3 or value is None or value.shape is None:
+    if shape is None or len(shape) < 3:
         return None
     spots = int(np.prod(shape[2:]))
     ones = (1,) * (len(shape) - 2)
@@ -314,7 +316,7 @@ def _columns(
         made: np.ndarray | None = np.broadcast_to(array, shape)
         for node, output in steps:
             made = None if made is None else moved(node, output, made, sizes)
-        if made is None or made.ndim != len(value.shape) or made.ndim not in (3, 4):
+        if made is None or made.ndim != rank:
             return None
         found.append(np.swapaxes(made, -1, -2) if is_last else made)
     if found[0].ndim == 4 and found[0].shape[0] != shape[0]:
@@ -491,7 +493,7 @@ def _fold(model: ir.Model, plan: _Plan) -> bool:
     window, (weight, bias) = window_of(conv), weight_and_bias(conv)
     if reads and (window is None or any(window.pads) or edit.int_attribute(conv, "group", 1) > 1):
         return False
-    if not reads and (channels.size != bias.size or weight.ndim != len(conv.outputs[0].shape or ())):
+    if not reads and channels.size != bias.size:
         return False
     new = bias + (weight.reshape(*weight.shape[:2], -1).sum(axis=2) @ channels if reads else channels)
     dtype = conv.outputs[0].dtype
@@ -526,7 +528,7 @@ def _behind(plan: _Plan, row: np.ndarray) -> tuple[ir.Node | None, bool, np.ndar
             other = next((each for each in user.inputs if each is not value), None) if edit.is_op(user, "Add") else None
             reads = edit.is_op(user, "Conv") and user.inputs[0] is value
             conv = user if reads else other.producer() if other is not None and only_user(other) is not None else None
-            if not edit.is_op(conv, "Conv") or array.ndim < 3:
+            if conv is None or not edit.is_op(conv, "Conv") or array.ndim != len(conv.outputs[0].shape or ()):
                 return None, False, None
             return conv, reads, per_channel(one_per(array), array.shape[1], array.ndim)
         value = user.outputs[0]
@@ -539,6 +541,5 @@ def _attributes(node: ir.Node) -> dict[str, int | str | tuple[int, ...]]:
 
 def _kind(operand: _Operand) -> tuple[object, ...]:
     """What operands have in common that one convolution can make."""
-    nodes = (operand.conv, *operand.behind)
-    described = tuple((node.op_type, tuple(sorted(_attributes(node).items()))) for node in nodes)
-    return operand.conv.inputs[0], described
+    described = tuple((node.op_type, tuple(sorted(_attributes(node).items()))) for node in operand.behind)
+    return operand.conv.inputs[0], window_of(operand.conv), described

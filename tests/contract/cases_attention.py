@@ -188,6 +188,15 @@ CASES: tuple[Case, ...] = (
         changes=0,
         refusals=1,
     ),
+    case(
+        "floor-beside-another",
+        f"{Q} {K} {V} {CORE} {MIX} {OUT}".replace(
+            "p = Softmax <axis = -1> (s1)", "s2 = Max(s1, low, zero) p = Softmax <axis = -1> (s2)"
+        ),
+        constants=f"{HEADS}, float low = {{-3e38}}, float zero = {{0.0}}",
+        changes=0,
+        refusals=1,
+    ),
     case("tanh", f"{Q} {K} {V} {CORE} {MIX} {OUT}".replace("Mul(s0, sc)", "Tanh(s0)"), changes=0, refusals=1),
     case("wrong-axis", f"{Q} {K} {V} {CORE} {MIX} {OUT}".replace("axis = -1", "axis = 2"), changes=0),
     case(

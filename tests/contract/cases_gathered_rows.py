@@ -6,7 +6,8 @@ import numpy as np
 from contract_case import Case
 
 IO = "g (float[N, 3, 4] h) => (float[N, 5, 6] y)"
-WEIGHTS = {"w": (4, 6), "w2": (8, 6), "w7": (7, 6), "b": (6,), "k": (2, 4, 6)}
+FLAT = "g (float[3, 4] h) => (float[5, 6] y)"
+WEIGHTS = {"turned": (6, 8), "five": (5, 6), "w": (4, 6), "w2": (8, 6), "w7": (7, 6), "b": (6,), "k": (2, 4, 6)}
 ENDS = {"i": np.array([0, 2, 1, 1, -1]), "j": np.array([1, 1, 0, 2, 0])}
 PAIRS = {"i2": ENDS["i"][:, None], "j2": ENDS["j"][:, None]}
 BOTH = "p = Gather <axis = 1> (h, i) q = Gather <axis = 1> (h, j) c = Concat <axis = 2> (p, q)"
@@ -43,6 +44,12 @@ CASES: tuple[Case, ...] = (
         "p = Gather <axis = 1> (h, i) c = Concat <axis = 2> (p, e) y = MatMul(c, w7)",
         "g (float[N, 3, 4] h, float[N, 5, 3] e) => (float[N, 5, 6] y)",
     ),
+    rows(
+        "both-ends-into-a-linear",
+        "p = Gather(h, i) q = Gather(h, j) c = Concat <axis = -1> (p, q) y = Gemm <transB = 1> (c, turned, b)",
+        FLAT,
+    ),
+    rows("a-product-without-bias", "p = Gather(h, i) y = Gemm <alpha = 0.5> (p, w)", FLAT),
     other("fewer-rows", "p = Gather <axis = 1> (h, i) y = MatMul(p, w)", "g (float[N, 9, 4] h) => (float[N, 5, 6] y)"),
     other(
         "features",
@@ -59,6 +66,12 @@ CASES: tuple[Case, ...] = (
         "a-matrix-for-each",
         "p = Gather <axis = 1> (h, i) y = MatMul(p, k)",
         "g (float[2, 3, 4] h) => (float[2, 5, 6] y)",
+    ),
+    other("turned-rows", "p = Gather(h, i) y = Gemm <transA = 1> (p, five)", "g (float[3, 4] h) => (float[4, 6] y)"),
+    other(
+        "a-summand-for-each-row",
+        "p = Gather(h, i) y = Gemm(p, w, z)",
+        "g (float[3, 4] h, float[5, 6] z) => (float[5, 6] y)",
     ),
     other("activated-between", "p = Gather <axis = 1> (h, i) r = Relu(p) y = MatMul(r, w)"),
 )

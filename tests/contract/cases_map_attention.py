@@ -11,13 +11,14 @@ IO = "g (float[N, 8, 3, 4] x) => (float[N, 8, 3, 4] y)"
 SHAPES = (
     "int64[3] narrow = {0, 4, 12}, int64[3] wide = {0, 8, 12}, int64[3] pooled = {0, 4, 6}, int64[3] few = {0, 8, 6}, "
     "int64[4] map = {-1, 8, 3, 4}, int64[4] heads = {0, 2, 4, 12}, int64[4] cut = {0, 2, 12, 12}, "
-    "int64[3] batch = {-1, 4, 12}, int64[3] sizes = {4, 4, 4}, int64[1] one = {1}, float c = {0.5}, float d = {2.0}"
+    "int64[3] batch = {-1, 4, 12}, int64[3] sizes = {4, 4, 4}, int64[1] one = {1}, float c = {0.5}, float d = {2.0}, "
+    "float less = {-0.5}, int64[4] single = {0, 1, 8, 12}, int64[3] two = {0, 4, 2}"
 )
 WEIGHTS = {
     **{f"w{each}": (4, 8, 1, 1) for each in "qk"},
     **{f"w{each}": (8, 8, 1, 1) for each in "vohm"},
     **{"wt": (24, 8, 1, 1), "w3": (4, 8, 3, 3), "wg": (4, 2, 1, 1), "w8": (8, 8, 3, 3), "w1": (4, 8, 1)},
-    **{"bq": (4,), "bk": (4,), "bv": (8,), "bo": (8,), "bt": (24,), "b8": (8,)},
+    **{"w2": (4, 8, 2, 2), "bq": (4,), "bk": (4,), "bv": (8,), "bo": (8,), "bt": (24,), "b8": (8,)},
 }
 FLAT = "qf = Reshape(q, narrow) kf = Reshape(k, narrow) vf = Reshape(v, wide)"
 PLAIN = f"q = Conv(x, wq) k = Conv(x, wk) v = Conv(x, wv) {FLAT}"
@@ -109,6 +110,22 @@ CASES: tuple[Case, ...] = (
     attention(
         "the-map-is-read-too", f"{BIASED} {SCORES} {SAGAN} {RESIDUAL} z = Relu(v)", IO[:-1] + ", float[N, 8, 3, 4] z)"
     ),
+    attention(
+        "windows-that-weights-tell",
+        f"q = Conv(x, w3, bq) k = Conv(x, w2, bk) v0 = Conv(x, wv, bv) v = MaxPool <kernel_shape = [2, 2]> (v0) "
+        f"qf = Reshape(q, two) kf = Reshape(k, pooled) vf = Reshape(v, few) {SCORES} pt = {TURN} (p) "
+        "y = MatMul(vf, pt)",
+        IO.replace("3, 4] y", "2] y"),
+    ),
+    attention(
+        "scales-below-zero-behind-both",
+        f"{BIASED} {SCORES} {SAGAN} g = Mul(m, less) z = Conv(x, wo) y = Add(g, z)",
+    ),
+    attention(
+        "added-along-another-axis",
+        f"{BIASED} {SCORES} pt = {TURN} (p) o = MatMul(vf, pt) z = Conv(u, wo, bo) y = Add(o, z)",
+        "g (float[8, 8, 3, 4] x, float[1, 8, 8, 12] u) => (float[1, 8, 8, 12] y)",
+    ),
     other("for-tensorrt", f"{PLAIN} {SCORES} {SAGAN} {RESIDUAL}", target=Target("tensorrt", "fp16")),
     other("in-fp32", f"{PLAIN} {SCORES} {SAGAN} {RESIDUAL}", target=Target("tensorrt-rtx", "fp32")),
     other("scores-are-an-output", f"{PLAIN} {SCORES} {SAGAN} {RESIDUAL}", IO[:-1] + ", float[N, 12, 12] s)"),
@@ -130,6 +147,21 @@ CASES: tuple[Case, ...] = (
         "masked",
         f"{PLAIN} qt = {TURN} (qf) s = MatMul(qt, kf) t = Add(s, z) p = Softmax <axis = -1> (t) {SAGAN} {RESIDUAL}",
         IO.replace(" x)", " x, float[12, 12] z)"),
+    ),
+    other(
+        "scales-below-zero-behind-the-largest",
+        f"{BIASED} ".replace(FLAT, POOLED.replace("vf = Reshape(vp, few)", "vr = Reshape(vp, few) vf = Mul(vr, less)"))
+        + f"{SCORES} {SAGAN} {RESIDUAL}",
+    ),
+    other(
+        "scales-below-zero-behind-an-activation",
+        f"{BIASED} ".replace(FLAT, "r = Relu(q) qf = Reshape(r, narrow) kr = Reshape(k, narrow) kf = Div(kr, less) ")
+        + f"vf = Reshape(v, wide) {SCORES} {SAGAN} {RESIDUAL}",
+    ),
+    other(
+        "values-of-more-axes",
+        f"{PLAIN} {SCORES} vs = Reshape(vf, single) pt = {TURN} (p) y = MatMul(vs, pt)",
+        "g (float[2, 8, 3, 4] x) => (float[2, 2, 8, 12] y)",
     ),
     other(
         "groups",

@@ -82,3 +82,20 @@ def test_more_entries_than_a_matrix_may_have_rows_stay(tmp_path: Path) -> None:
         { y = ScatterND<reduction = "add">(x, i, u) }"""
     kinds = kinds_when_equal(tmp_path, model(text), x=floats(5000, 4), u=floats(7, 4), i=INDEX[:, None])
     assert kinds == ["ScatterND"]
+
+
+def test_integers_stay(tmp_path: Path) -> None:
+    """Also where a number of the network makes them: how many updates each entry gets."""
+    text = """g (float[6, 4] x, int64[7] i, int64[7] u) => (int64[6] y) {
+        s = Shape<end = 1>(x) z = ConstantOfShape<value = int64[1] {0}>(s)
+        y = ScatterElements<reduction = "add">(z, i, u) }"""
+    kinds = kinds_when_equal(tmp_path, model(text), x=floats(6, 4), i=INDEX, u=np.ones(7, np.int64))
+    assert "ScatterElements" in kinds
+
+
+@pytest.mark.parametrize("count", [7, "E"])
+def test_one_index_of_all_updates_stays(tmp_path: Path, count: int | str) -> None:
+    text = f"""g (float[6, 4] x, float[{count}, 4] u, int64[1, 1] i, int64[2] s) => (float[6, 4] y)
+        {{ e = Expand(i, s) y = ScatterElements<reduction = "add">(x, e, u) }}"""
+    feeds = {"x": floats(6, 4), "u": floats(7, 4), "i": np.array([[2]]), "s": np.array([7, 4])}
+    assert "ScatterElements" in kinds_when_equal(tmp_path, model(text), **feeds)

@@ -152,10 +152,11 @@ def _changes_shift(node: ir.Node) -> str:
         before, after = _last(node.inputs[0]), _last(node.outputs[0])
         return "" if before is not None and before == after else f"{node.name} mixes the keys with other axes"
     if is_op(node, "Max", "Where"):
-        for value in node.inputs[1:3] if is_op(node, "Where") else node.inputs:
-            array = constant_of(value)
-            if array is not None and (array.astype(np.float64) <= _NOTHING).all():
-                return ""
+        others = node.inputs[1:3] if is_op(node, "Where") else node.inputs
+        arrays = [array for value in others if (array := constant_of(value)) is not None]
+        vanishing = [array for array in arrays if (array.astype(np.float64) <= _NOTHING).all()]
+        if len(vanishing) == len(others) - 1:  # all but the scores
+            return ""
         return f"{node.name} puts numbers in the place of scores that do not vanish beside them"
     return f"{node.name} ({node.op_type}) between Q K^T and softmax is not linear"
 

@@ -69,11 +69,15 @@ def _vector(w: Writer, index: ir.Value, axis: int) -> ir.Value:
     dims = (1,) * (rank - len(source.shape)) + tuple(source.shape)
     if any(dim != 1 for at, dim in enumerate(dims) if at != axis):
         raise WritingError("its index may differ along other axes than the one that it scatters along")
+    if dims[axis] == 1 != _shape(index)[axis]:
+        raise WritingError("one index is that of all updates")
     return w.reshape(source, -1)
 
 
 def _write(w: Writer, data: ir.Value, index: ir.Value, updates: ir.Value, axis: int) -> None:
     rows, count, rank = _shape(data)[axis], _shape(updates)[axis], len(_shape(data))
+    if data.dtype is not None and not data.dtype.is_floating_point():
+        raise WritingError("it adds integers")
     kind = float_type_of(data)
     if not isinstance(rows, int) or rows > _MOST_ROWS or (isinstance(count, int) and rows * count > _MOST_ELEMENTS):
         raise WritingError(f"its matrix would have {rows} x {count} entries")
