@@ -36,6 +36,20 @@ IDS = "int64[N, S] ids"
     ("inputs", "body", "weights", "expected"),
     [
         (IDS, "y = Gather(t, ids)", {"t": table(300)}, {"ids": InputValues("ids", 300)}),
+        ("int64[N, 1] ids", "y = GatherND(t, ids)", {"t": table(300)}, {"ids": InputValues("ids", 300)}),
+        ("int64[N, 2] ids", "y = GatherND(t, ids)", {"t": table(300)}, {"ids": InputValues("ids", 4)}),
+        (
+            "int64[N, 1] ids, float[N, 4] u",
+            'y = ScatterND <reduction: string = "add"> (t, ids, u)',
+            {"t": table(300)},
+            {"ids": InputValues("ids", 300)},
+        ),
+        (
+            "int64[N, 1] ids",
+            "low = Less(ids, zero) up = Add(ids, most) i = Where(low, up, ids) e = Equal(i, all) y = Cast <to = 1> (e)",
+            {"zero": np.int64(0), "most": np.int64(7), "all": np.arange(7)[None]},
+            {"ids": InputValues("ids", 7)},
+        ),
         ("float[A, B, 8] x, float[8, 4] w", "y = MatMul(x, w)", {}, {"w": InputValues("weight", 8)}),
         ("float[A, B, 8] x, float[8, 4] w", "z = MatMul(x, w) y = Mul(z, w)", {}, {}),
         (

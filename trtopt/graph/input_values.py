@@ -20,6 +20,8 @@ _HANDED_ON = frozenset(
 _MASKS = ("Where", "And", "Or", "Not", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Sub", "Mul")
 _INDEXED = ("Gather", "GatherElements", "ScatterElements")
 """Operators that index an axis of their first input by their second."""
+_INDEXED_AXES = ("GatherND", "ScatterND")
+"""Operators that index the first axes of their first input by their second."""
 _TURNED = 1000.0
 """Largest angle, in radians, of the highest frequency: the steps of diffusion (Ho et al. 2020, arXiv:2006.11239)."""
 _MOST = 65504.0
@@ -29,6 +31,9 @@ _LEAST_MASK = 1e4
 _DEPTH = 16
 _LENGTH = re.compile(r"^(?!.*(past|cache)).*(?<![a-z])(seq)?len(s|gths?)?$")
 """The name of a length, but of a cache's: what is filled of it is no length of another input."""
+
+
+_Dims = tuple[int | str | None, ...]
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,8 @@ class InputValues:
 def input_values(model: ir.Model) -> dict[str, InputValues]:
     """The values of the inputs that the graph says something of, by name.
 
-    An input that indexes a table (Gather of an embedding, also behind a constant that is added) holds ids of it. One
+    An input that indexes a table (Gather of an embedding, also behind a constant that is added) holds ids of it, and so
+    does one that is compared with 0, 1, 2, ... One
     that is only compared, multiplied, subtracted or used as a condition is a mask. The graph cannot tell positions from
     ids: an input named after positions counts, one named after lengths holds them. What Resize goes to are sizes. The
     others are in nobody's table here. Of floating inputs, matrices that only stand on the right of products are
@@ -217,9 +223,13 @@ def _sizes_indexed(node: ir.Node, index: int) -> list[int]:
     if edit.is_op(node, "OneHot") and index == 0:
         depth = edit.constant_of(node.inputs[1])
         return [] if depth is None else [int(depth.reshape(-1)[0])]
-    if not edit.is_op(node, *_INDEXED) or index != 1:
+    if edit.is_op(node, "Equal"):
+        return _counted(edit.constant_of(node.inputs[1 - index]))
+    if not edit.is_op(node, *_INDEXED, *_INDEXED_AXES) or index != 1:
         return []
     dims = _dims_of_table(node.inputs[0])
+    if edit.is_op(node, *_INDEXED_AXES):
+        return _first_axes(dims, edit.dims_of_value(node.inputs[1]), edit.int_attribute(node, "batch_dims", 0))
     axis = edit.int_attribute(node, "axis", 0)
     if dims is None or not -len(dims) <= axis < len(dims):
         return []
@@ -227,7 +237,21 @@ def _sizes_indexed(node: ir.Node, index: int) -> list[int]:
     return [size] if isinstance(size, int) else []
 
 
-def _dims_of_table(value: ir.Value | None) -> tuple[int | str | None, ...] | None:
+def _counted(numbers: np.ndarray | None) -> list[int]:
+    """How many numbers there are where they count from 0: what is compared with each of them is a one-hot index."""
+    size = 0 if numbers is None else numbers.size
+    return [size] if size > 1 and numbers is not None and (numbers.reshape(-1) == np.arange(size)).all() else []
+
+
+def _first_axes(dims: _Dims | None, index: _Dims | None, batch: int) -> list[int]:
+    """The sizes of the axes that GatherND and ScatterND index."""
+    count = index[-1] if index else None
+    if dims is None or not isinstance(count, int):
+        return []
+    return [size for size in dims[batch : batch + count] if isinstance(size, int)]
+
+
+def _dims_of_table(value: ir.Value | None) -> _Dims | None:
     """The shape of what is indexed; of quantized weights that of the integers."""
     dims, node = edit.dims_of_value(value), None if value is None else value.producer()
     if dims is None and node is not None and edit.is_op(node, "DequantizeLinear", "Cast", "Identity"):
