@@ -267,6 +267,41 @@ def test_fp8_is_not_mistaken_for_int8(narrow: NarrowType | None, largest: float,
         assert np.abs(array - exact).max() <= (2e-6 if narrow is None else 2e-2), level
 
 
+@pytest.mark.parametrize(
+    "between",
+    [
+        "b = Squeeze(a, zero)",
+        "s = Unsqueeze(a, zero) b = Squeeze(s, zero)",
+        "b = Slice(a, zero, last, axis)",
+        "s = Slice(a, zero, last, axis) b = Transpose <perm = [0, 2, 1]> (s)",
+        "s = Squeeze(a, zero) b = Reshape(s, turned)",
+        "s = Relu(a) b = Transpose <perm = [0, 2, 1]> (s)",
+    ],
+)
+def test_fp8_behind_what_moves_values_runs_at_every_level(between: str, tmp_path: Path) -> None:
+    """ONNX Runtime moves a quantizer before what moves values, which has no kernel for FP8, or drops Relu there."""
+    body = f"a = MatMul(x, v) {between} y = MatMul(b, w)"
+    lists = "int64[1] zero = {0}, int64[1] last = {6}, int64[1] axis = {2}, int64[2] turned = {6, 6}"
+    head = f"g (float[1, 6, 6] x) => (float y) <{lists}>"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {head} {{ {body} }}')
+    rng = np.random.default_rng(0)
+    for name in "vw":
+        array = (rng.standard_normal((6, 6)) / 3).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    model = onnx.shape_inference.infer_shapes(model)
+    onnx.save(model, tmp_path / "given.onnx")
+    base = infer_shapes(load(tmp_path / "given.onnx").model)
+    last = str([node.name for node in base.graph if node.op_type == "MatMul"][-1])
+    ops = (QuantizedOp(last, "b", 3.0, None, "max", dtype=Precision.FP8),)
+    path = tmp_path / "saved.onnx"
+    save_model(apply_plan(base, PrecisionPlan(Precision.FP8, FP16, {}, ops, fused_quantizers=True)), path)
+    assert tried_in_onnxruntime([path]) == LOADS
+    found = outputs_at_every_level(path)
+    for level, (array,) in found.items():
+        assert np.abs(array - found["DISABLE_ALL"][0]).max() <= 2e-2, level
+
+
 BIASED = {
     "Conv": ("1, 8, 6, 6", "8, 8, 3, 3", "<pads = [1, 1, 1, 1]>"),
     "ConvTranspose": ("1, 8, 6, 6", "8, 8, 1, 1", ""),

@@ -10,11 +10,14 @@ Between a product of FP8 and the dequantizer of its first operand a multiplicati
 takes the product of two dequantized tensors for one of INT8 (``MatMulIntegerToFloat``, ``QLinearMatMul``, ``QGemm``)
 and refuses that operator itself, as its operands are FP8. Between a Relu or Clip and a quantizer to FP8 a Max with the
 lowest number stands: ``ReluQuantRewrite`` and ``ClipQuantRewrite`` take the zero point 0 of FP8 for the lowest of UINT8
-and drop what is before it, and the outputs are wrong. TensorRT for RTX (1.7.1) builds the same kernels with these two
-and without (seven networks of ``benchmarks/zoo``, FP8 wherever it goes).
+and drop what is before it, and the outputs are wrong. It stands behind Squeeze, Unsqueeze, Slice and MaxPool too:
+``QDQPropagation`` moves the quantizer before them, and there are no kernels of these for FP8. TensorRT for RTX (1.7.1)
+builds the same kernels with these two and without (seven networks of ``benchmarks/zoo``, FP8 wherever it goes).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import ml_dtypes
 import numpy as np
@@ -32,7 +35,7 @@ def apart(model: ir.Model, backend: str) -> ir.Model:
     (:mod:`trtopt.precision.qdq.arithmetic`), for a ``backend`` that takes them: a clone if anything changes."""
     nodes = list(edit.all_nodes(model.graph)) if backend == "tensorrt-rtx" else []
     is_fused = bool(nodes) and bool(_fusible(model))
-    if not is_fused and not any(is_fp8_product(node) or loses_its_activation(node) for node in nodes):
+    if not is_fused and not any(is_fp8_product(node) or is_moved_wrong(node) for node in nodes):
         return model
     clone = model.clone()
     fp8_apart(clone)
@@ -118,10 +121,10 @@ def _products_apart(model: ir.Model) -> None:
 
 
 def _activations_apart(model: ir.Model) -> None:
-    """Put a Max that changes nothing between activations and quantizers to FP8, in place."""
+    """Put a Max that changes nothing before quantizers to FP8 that ONNX Runtime would move or take wrong, in place."""
     graph, names = model.graph, edit.Names(model)
     for node in list(graph):
-        value = node.inputs[0] if loses_its_activation(node) else None
+        value = node.inputs[0] if is_moved_wrong(node) else None
         if value is not None and value.dtype is not None:
             base = str(value.name)
             lowest = np.asarray(ml_dtypes.finfo(value.dtype.numpy()).min)
@@ -133,9 +136,21 @@ def _activations_apart(model: ir.Model) -> None:
 
 
 def loses_its_activation(node: ir.Node) -> bool:
-    """Whether a node quantizes the output of a Relu or Clip to FP8."""
+    """Whether a node quantizes the output of a Relu or Clip to FP8, also behind what the quantizer is moved over."""
+    return any(edit.is_op(maker, "Relu", "Clip") for maker in _moved_over(node))
+
+
+def is_moved_wrong(node: ir.Node) -> bool:
+    """Whether a quantizer to FP8 loses an activation, or is moved before what has no kernel for FP8."""
+    return any(edit.is_op(maker, "Relu", "Clip", *_NOT_IN_FP8) for maker in _moved_over(node))
+
+
+def _moved_over(node: ir.Node) -> Iterator[ir.Node]:
+    """What makes what a node quantizes to FP8, the last first, as far as the quantizer is moved, and one more."""
     value = node.inputs[0] if _quantizes_to_fp8(node) else None
-    return value is not None and edit.is_op(value.producer(), "Relu", "Clip")
+    while value is not None and (maker := value.producer()) is not None:
+        yield maker
+        value = maker.inputs[0] if edit.is_op(maker, *_QUANTIZED_BEFORE) else None
 
 
 def is_fp8_product(node: ir.Node) -> bool:
@@ -215,6 +230,9 @@ def _stored(value: ir.Value | None) -> tuple[ir.Value, np.ndarray] | None:
 
 _QUANTIZED_BEFORE = ("MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice")
 """What ``QDQPropagation`` of ONNX Runtime moves a quantizer over."""
+
+_NOT_IN_FP8 = ("MaxPool", "Squeeze", "Unsqueeze", "Slice")
+"""Those of them that ONNX Runtime (1.31) has no kernel for in FP8."""
 
 
 def _is_quantized(value: ir.Value) -> bool:
