@@ -587,6 +587,31 @@ def test_regions_that_slow_the_whole_network_are_taken_back_and_the_others_stay(
     assert not taken.kept and taken.reason == "the whole network is faster without it: 41.0 -> 36.0 us"
 
 
+def test_what_the_whole_network_is_faster_without_is_no_option_of_a_type_that_loses() -> None:
+    """INT8 of the second product is slower in the network than in its subgraph; FP8 of all is the fastest."""
+
+    def is_int8(node: ir.Node) -> bool:
+        writer = quantizer_of(node)
+        return writer is not None and writer.outputs[0].dtype is ir.DataType.INT8
+
+    class Whole(RuleJudge):
+        def price(self, model: ir.Model, *, inner: bool) -> Priced:
+            priced = super().price(model, inner=inner)
+            extra = 30.0 if not inner and any(node.name == "y" and is_int8(node) for node in model.graph) else 0.0
+            fp8 = [n for n in model.graph if n.outputs[0].dtype is ir.DataType.FLOAT8E4M3FN]
+            extra -= 4.0 * sum(n.op_type == "QuantizeLinear" for n in fp8)
+            return Priced(replace(priced.total, predicted_us=priced.total.predicted_us + extra), priced.kernels)
+
+    source = model(LOGITS, w=(32, 32), v=(32, 64))
+    problem = problem_of(source, Precision.FP8)
+    candidates = find_candidates(problem, ("int8", Precision.FP8))
+    judge = Whole(lambda _: 5.0)
+    found = Guard(problem, candidates, source, judge, ignore).choose()
+    assert {node: op.dtype for node, op in found.choice.items()} == dict.fromkeys("my", Precision.FP8)
+    options = {(v.region.nodes, op.dtype) for v in found.verdicts for o in v.options for op in o.kept.values()}
+    assert {nodes for nodes, dtype in options if dtype == Precision.INT8} == {("m",)}
+
+
 def test_the_whole_network_is_asked_a_bounded_number_of_times() -> None:
     judge = RuleJudge(wide_pay, whole_us=1000.0)
     guard_of(repeated(60), judge).choose()

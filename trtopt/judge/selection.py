@@ -57,8 +57,6 @@ _AHEAD = 3
 """Regions that are priced ahead once most of them stay as they are."""
 _SINGLES = 4
 """Regions of at most so many nodes are also tried with one of them in 8-bit."""
-
-
 _TRUE_CLAIM = 0.75
 """Share of what regions claim together that the whole network has to gain, for none of them to be doubted."""
 _TRIALS = 12
@@ -94,6 +92,9 @@ class RegionVerdict:
     def saved_us(self) -> float:
         """Microseconds that 8-bit wins."""
         return self.before.predicted_us - self.after.predicted_us if self.before and self.after else 0.0
+
+
+_Found = tuple[Choice, tuple[RegionVerdict, ...], Cost | None]
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,9 @@ class Guard:
         before = self.whole({})
         found = [self._best(self.candidates.of_types(way)) for way in ways]
         choice, verdicts, after = min(found, key=lambda item: _time(item[2]))
-        verdicts = tuple(_with_options(same) for same in zip(verdicts, *(item[1] for item in found), strict=True))
+        alone = zip(ways[1:], found[1:], strict=True)
+        out = {pair for way, each in alone for pair in self._slowing(way[0], each, before)}
+        verdicts = tuple(_with_options(same, out) for same in zip(verdicts, *(item[1] for item in found), strict=True))
         if before is not None and after is not None:
             choice, verdicts, after = self._trimmed(choice, verdicts, before, after)
         if before is not None and choice and self._gains_too_little(before, after):
@@ -168,7 +171,7 @@ class Guard:
         self.on_event(Event("end", "guard"))
         return Guarded(choice, verdicts, before, after)
 
-    def _best(self, forms: Candidates) -> tuple[Choice, tuple[RegionVerdict, ...], Cost | None]:
+    def _best(self, forms: Candidates) -> _Found:
         """The fastest choice among some of the forms."""
         self._forms_now = forms
         choice, verdicts, after = self._built(*self._settled({}))
@@ -179,9 +182,7 @@ class Guard:
                 choice, verdicts, after = other
         return choice, verdicts, after
 
-    def _built(
-        self, choice: Choice, verdicts: tuple[RegionVerdict, ...]
-    ) -> tuple[Choice, tuple[RegionVerdict, ...], Cost | None]:
+    def _built(self, choice: Choice, verdicts: tuple[RegionVerdict, ...]) -> _Found:
         """The choice without what the whole network cannot be built with, though its subgraphs can."""
         after = self.whole(choice)
         out = self.culprits(choice) if after is None else {}
@@ -189,6 +190,14 @@ class Guard:
             return choice, verdicts, after
         kept = {node: op for node, op in choice.items() if node not in out}
         return kept, tuple(_without(verdict, out) for verdict in verdicts), self.whole(kept)
+
+    def _slowing(self, dtype: Precision, found: _Found, before: Cost | None) -> list[tuple[Precision, str]]:
+        """What a search need not try in a type with which the whole network is slower: what it is faster without."""
+        choice, verdicts, after = found
+        if before and after and after.predicted_us >= before.predicted_us:
+            kept = self._trimmed(choice, verdicts, before, after)[0]
+            return [(dtype, node) for node in choice if node not in kept]
+        return []
 
     def _trimmed(
         self, choice: Choice, verdicts: tuple[RegionVerdict, ...], before: Cost, after: Cost
@@ -530,12 +539,13 @@ def _without(verdict: RegionVerdict, out: Mapping[str, str]) -> RegionVerdict:
     return replace(verdict, kept=kept, reason=reasons[0], options=()) if reasons else verdict
 
 
-def _with_options(same: Sequence[RegionVerdict]) -> RegionVerdict:
-    """The first of several verdicts on one region, with the best options of all."""
+def _with_options(same: Sequence[RegionVerdict], out: Collection[tuple[Precision, str]]) -> RegionVerdict:
+    """The first of several verdicts on one region, with the best options of all but those that are ``out``."""
     best: dict[Precision, RegionVerdict] = {}
     for option in (option for verdict in same for option in verdict.options):
         dtype = next(iter(option.kept.values())).dtype
-        if dtype not in best or option.saved_us > best[dtype].saved_us:
+        is_out = any((dtype, node) in out for node in option.kept)
+        if not is_out and (dtype not in best or option.saved_us > best[dtype].saved_us):
             best[dtype] = option
     return replace(same[0], options=tuple(best.values()))
 
