@@ -24,6 +24,20 @@ def joined(label: str, body: str, **options: object) -> Case:
     return Case("resize-conv", label, graph, weights, values=TWICE, tolerance=1e-5, **options)  # type: ignore[arg-type]
 
 
+FLOOR = 'coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"'
+ROUND = 'coordinate_transformation_mode = "asymmetric", nearest_mode = "round_prefer_floor"'
+
+
+def merged(label: str, body: str, size: tuple[int, int] = (16, 16), inputs: str = "", **options: object) -> Case:
+    """A convolution that is not pointwise behind pixels that a Resize repeats."""
+    shapes = {"w": (2, 4, 3, 3), "w8": (2, 8, 3, 3), "v": (2, 4, 5, 2), "g2": (2, 2, 3, 3), "a": (2,)}
+    shapes = {name: shape for name, shape in shapes.items() if f" {name})" in body or f" {name}," in body}
+    given = {"s": floats(1, 1, 2, 2), "t": floats(1, 1, 3, 1), "u": floats(1, 1, 1, 4), "i": ints(2)}
+    values = {name: value for name, value in given.items() if f" {name})" in body}
+    graph = f"g ({X}{inputs}) => (float[N, 2, {size[0]}, {size[1]}] y) {{ {body} }}"
+    return Case("resize-conv", label, graph, shapes, values=values, tolerance=1e-5, **options)  # type: ignore[arg-type]
+
+
 RESIZES: tuple[Case, ...] = (
     resize(
         "nearest",
@@ -135,6 +149,49 @@ RESIZES: tuple[Case, ...] = (
         "padded",
         f"g ({X}) => (float[N, 2, 18, 18] y) {{ r = Resize(x, , s) y = Conv <pads = [1, 1, 1, 1]> (r, w) }}",
         changes=0,
+        refusals=1,
+    ),
+    merged("doubled", "r = Resize(x, , s) c = Conv <pads = [1, 1, 1, 1]> (r, w, a) y = Relu(c)"),
+    merged("doubled-without-padding", f"r = Resize <{FLOOR}> (x, , s) y = Conv(r, w)", size=(14, 14)),
+    merged("uneven-padding", "r = Resize(x, , s) y = Conv <pads = [0, 2, 1, 0]> (r, w, a)", size=(15, 16)),
+    merged("uneven-factors", "r = Resize(x, , t) y = Conv <pads = [1, 1, 1, 1]> (r, w)", size=(24, 8)),
+    merged("one-axis-of-a-5x2-kernel", "r = Resize(x, , u) y = Conv <pads = [2, 0, 2, 1]> (r, v, a)", size=(8, 32)),
+    merged(
+        "doubled-by-its-size",
+        "n = Shape <start = 2> (x) d = Mul(n, i) b = Shape <end = 2> (x) z = Concat <axis = 0> (b, d) "
+        f"r = Resize <{FLOOR}> (x, , , z) y = Conv <pads = [1, 1, 1, 1]> (r, w)",
+    ),
+    merged(
+        "doubled-beside-another",
+        "r = Resize(x, , s) o = Relu(r0) c = Concat <axis = 1> (o, r) y = Conv <pads = [1, 1, 1, 1]> (c, w8, a)",
+        inputs=", float[N, 4, 16, 16] r0",
+    ),
+    merged(
+        "two-doubled",
+        "r = Resize(x, , s) n = Neg(x) q = Resize(n, , s) c = Concat <axis = 1> (r, q) "
+        "y = Conv <pads = [1, 1, 1, 1]> (c, w8, a)",
+    ),
+    merged(
+        "interpolated-beside-doubled",
+        'r = Resize(x, , s) q = Resize <mode = "linear"> (x, , s) c = Concat <axis = 1> (q, r) '
+        "y = Conv <pads = [1, 1, 1, 1]> (c, w8)",
+        refusals=1,
+    ),
+    merged(
+        "interpolated",
+        'r = Resize <mode = "linear"> (x, , s) y = Conv <pads = [1, 1, 1, 1]> (r, w)',
+        changes=0,
+        refusals=1,
+    ),
+    merged("rounded", f"r = Resize <{ROUND}> (x, , t) y = Conv(r, w)", size=(22, 6), changes=0, refusals=1),
+    merged("strides", "r = Resize(x, , s) y = Conv <strides = [2, 2]> (r, w)", size=(7, 7), changes=0, refusals=1),
+    merged("groups", "r = Resize(x, , s) y = Conv <group = 2> (r, g2)", size=(14, 14), changes=0, refusals=1),
+    merged(
+        "too-much-padding",
+        "r = Resize(x, , s) y = Conv <pads = [3, 1, 1, 1]> (r, w)",
+        size=(18, 16),
+        changes=0,
+        refusals=1,
     ),
 )
 

@@ -227,7 +227,7 @@ def resized(b: NetBuilder, x: Value) -> Value:
     nearest = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     modes = nearest if b.chance() else {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}
     y = b.op("Resize", [x.name, "", scales], shape, **modes)
-    return conv(b, y, b.size(1, 8)) if b.chance(0.7) else y
+    return conv(b, y, b.size(1, 8), 3 if x.channels % 2 else 1) if b.chance(0.7) else y
 
 
 def rep_vgg(b: NetBuilder, x: Value) -> Value:

@@ -119,6 +119,13 @@ NETS = {
         {"k": np.array([1, 1, 2, 2], np.float32)},
         channels=32,
     ),
+    "doubled": Net(
+        "resize-conv",
+        f"r = Resize(a, , k) z = Conv <{SAME}> (r, w, s)",
+        CONV,
+        1,
+        {"k": np.array([1, 1, 2, 2], np.float32)},
+    ),
     "average-pool": Net(
         "average-pool-conv",
         f"c = Conv(a, w, s) z = AveragePool <{TWICE}> (c)",
