@@ -27,6 +27,17 @@ CASES: tuple[Case, ...] = (
     case("with-its-own-rows", f"{JOIN} {TURN} n = Neg(x) y = MatMul(n, t)", io=VECTORS.replace("5, 5", "2, 5")),
     case("read-elsewhere", f"{JOIN} {TURN} m = MatMul(j, t) s = ReduceSum <keepdims = 1> (j) y = Add(m, s)"),
     case(
+        "turned-behind",
+        f"{JOIN} {TURN} m = MatMul(j, t) u = Transpose <perm = [1, 2, 0]> (m) "
+        "e = Tanh(m) v = Transpose (e) y = Add(u, v)",
+        io=VECTORS.replace("N, 5, 5", "5, 5, N"),
+    ),
+    case(
+        "rows-turned-behind",
+        f"{JOIN} {TURN} n = Neg(x) m = MatMul(n, t) y = Transpose <perm = [2, 0, 1]> (m)",
+        io=VECTORS.replace("N, 5, 5", "5, N, 2"),
+    ),
+    case(
         "not-turned", "n = Neg(z) y = MatMul(x, n)", io="g (float[N, 2, 4] x, float[N, 4, 5] z) => (float[N, 2, 5] y)"
     ),
     case(
