@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trtopt_recipes.align_channels import MisalignedChannels
 from trtopt_recipes.aligned_heads import AlignedHeads
+from trtopt_recipes.aligned_product import AlignedProduct
 from trtopt_recipes.assigned_slices import AssignedSlices
 from trtopt_recipes.average_pool_conv import AveragePoolConv
 from trtopt_recipes.batch_first_attention import BatchFirstAttention
@@ -146,6 +147,7 @@ PACK = (
     Conv1d(),
     ResidualActivation(),
     MisalignedChannels(),
+    AlignedProduct(),
     PaddedVocabulary(),
 )
 """In canonical order: cheap removals first, so that later recipes see fewer nodes."""

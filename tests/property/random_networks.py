@@ -18,6 +18,7 @@ from token_parts import (
     cropped,
     edges,
     experts,
+    interaction,
     last_axes,
     layer_norm,
     linear,
@@ -50,6 +51,7 @@ RARE_PARTS = (
     *(map_attention,) * 3,
     edges,
     neighbours,
+    *(interaction,) * 3,
 )  # fmt: skip
 
 

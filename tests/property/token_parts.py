@@ -444,3 +444,26 @@ def edges(b: NetBuilder, x: Value) -> Value:
     places = (np.arange(s)[:, None] == ends[1]).astype(np.float32)
     summed = b.op("MatMul", [b.const(places), messages.name], (n, s, wide))
     return b.binary("Add", x, linear(b, summed, d))
+
+
+def interaction(b: NetBuilder, x: Value) -> Value:
+    """The products of all pairs of an odd number of vectors, of which a network for recommendations takes each once."""
+    n, d = x.shape[0], x.width
+    parts = [x, b.unary(b.pick("Tanh", "Neg"), x)]
+    if b.chance(0.8):
+        parts.append(b.reduce("ReduceSum", x, (1,), keep=True))
+    count = sum(part.dim(1) for part in parts)
+    joined = b.op("Concat", [part.name for part in parts], (n, count, d), axis=b.pick(1, -2))
+    pairs = b.op("MatMul", [joined.name, b.transpose(joined, 0, 2, 1).name], (n, count, count))
+    rows, columns = np.tril_indices(count, -1)
+    if b.chance():
+        flat = b.reshape(pairs, n, count * count)
+        once = b.op(
+            "Gather", [flat.name, b.const(rows * count + columns, np.int64)], (n, len(rows)), axis=b.pick(1, -1)
+        )
+    else:  # as torch's exporter writes two indices
+        index = b.const(np.stack([rows, columns], 1), np.int64)
+        found = b.op("GatherND", [b.transpose(pairs, 1, 2, 0).name, index], (len(rows), n))
+        once = b.transpose(found, 1, 0)
+    made = linear(b, once, d)
+    return b.binary("Add", x, b.op("Unsqueeze", [made.name, b.ints(1)], (n, 1, d)))

@@ -170,3 +170,15 @@ def test_rows_are_multiplied_by_all_experts_before_one_is_selected(tmp_path: Pat
     before = numbers(run(tmp_path, "none", graph, {"k": (8, 512, 512)}))
     after = numbers(run(tmp_path, "gathered-weights", graph, {"k": (8, 512, 512)}))
     assert after[1] < before[1] / 4
+
+
+def test_products_of_each_with_each_of_an_odd_number_of_vectors_have_one_more(tmp_path: Path) -> None:
+    graph = (
+        "g (float[256, 64] x, float[256, 26, 64] z) => (float[256, 128] y) "
+        "<int64[1] one = {1}, int64[2] flat = {-1, 729}> { a = Relu(x) u = Unsqueeze(a, one) e = Tanh(z) "
+        "j = Concat <axis = 1> (u, e) t = Transpose <perm = [0, 2, 1]> (j) m = MatMul(j, t) f = Reshape(m, flat) "
+        "y = MatMul(f, w) }"
+    )
+    before = numbers(run(tmp_path, "none", graph, {"w": (729, 128)}))
+    after = numbers(run(tmp_path, "aligned-product", graph, {"w": (729, 128)}))
+    assert after[0] < before[0] and after[1] < before[1]
