@@ -24,17 +24,24 @@ class _Term:
     """What is added to scores [..., *axes] of the keys.
 
     Attributes:
-        value: [..., *axes], where axes along which nothing changes are 1.
-        columns: Which of its numbers each key gets, row by row.
+        value: [..., *tail].
+        tail: The axes of the keys, of which those along which nothing changes are 1.
+        axes: All of them.
     """
 
     value: ir.Value
-    columns: np.ndarray
+    tail: tuple[int, ...]
+    axes: tuple[int, ...]
 
     @property
     def size(self) -> int:
         """How many numbers it has for a query."""
-        return int(self.columns.max()) + 1
+        return math.prod(self.tail)
+
+    @property
+    def columns(self) -> np.ndarray:
+        """Which of its numbers each key gets, row by row."""
+        return np.broadcast_to(np.arange(self.size).reshape(self.tail), self.axes).ravel()
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,16 @@ class _Plan:
     is_split: bool
     terms: tuple[_Term, ...]
     between: tuple[ir.Node, ...]
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Sizes of the axes of the keys."""
+        return self.terms[0].axes
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether all terms are alike along one axis."""
+        return any(all(term.tail[axis] < size for term in self.terms) for axis, size in enumerate(self.axes))
 
     @property
     def wide(self) -> int:
@@ -108,7 +125,7 @@ class BroadcastBias:
             plan = _plan(softmax, model.opset_imports.get("", 1)) if edit.is_op(softmax, "Softmax") else None
             if isinstance(plan, str):
                 refusals.append(Refusal(str(softmax.name), plan))
-            if plan is None or isinstance(plan, str):
+            if plan is None or isinstance(plan, str) or plan.end.metadata_props.get(edit.RECIPE_KEY) == self.name:
                 continue
             reason = _why_not_longer(plan)
             if plan.is_split:
@@ -207,7 +224,7 @@ def _terms(whole: ir.Value, added: Sequence[ir.Value | None], flat: ir.Value) ->
         tail = _ints(each[-count:])
         if len(tail) != count:
             return None
-        terms.append(_Term(leaf, np.broadcast_to(np.arange(math.prod(tail)).reshape(tail), axes).ravel()))
+        terms.append(_Term(leaf, tail, axes))
     return tuple(terms)
 
 
@@ -252,14 +269,14 @@ def _why_not_longer(plan: _Plan) -> str:
 def _add_bias(model: ir.Model, plan: _Plan, recipe: str) -> None:
     """Add the terms to each other before they are added to the scores."""
     splice = edit.Splice(model, plan.end, recipe)
-    value = plan.terms[0].value
+    value, output = plan.terms[0].value, plan.end.outputs[0]
     for term in plan.terms[1:]:
         value = splice.fresh("Add", value, term.value)
-    if len(plan.terms) == 1:
-        value = splice.fresh("Expand", value, splice.fresh("Shape", plan.end.inputs[0]))
+    if plan.is_narrow and output.dtype is not None:
+        value = splice.fresh("Add", value, splice.constant(np.zeros(plan.axes, output.dtype.numpy()), output, "zeros"))
     bias = splice.fresh("Reshape", value, plan.end.inputs[1], attributes=_attributes(plan.end))
     total = splice.fresh("Add", plan.scaled, bias)
-    total.shape = plan.end.outputs[0].shape
+    total.shape = output.shape
     splice.finish(total)
 
 
