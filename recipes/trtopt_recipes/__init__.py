@@ -9,6 +9,7 @@ from trtopt_recipes.assigned_slices import AssignedSlices
 from trtopt_recipes.average_pool_conv import AveragePoolConv
 from trtopt_recipes.batch_first_attention import BatchFirstAttention
 from trtopt_recipes.batch_norm import BatchNorm
+from trtopt_recipes.broadcast_bias import BroadcastBias
 from trtopt_recipes.capped_scores import CappedScores
 from trtopt_recipes.cast_chain import CastChain
 from trtopt_recipes.computed_reshape import ComputedReshape
@@ -120,6 +121,7 @@ PACK = (
     NormalizedScores(),
     ScaledKeys(),
     CappedScores(),
+    BroadcastBias(),
     WindowResidual(),
     MapAttention(),
     NormalizedQkvBias(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from image_parts import conv
 from net_builder import NetBuilder, Value
+from token_parts import linear
 
 
 def map_attention(b: NetBuilder, x: Value) -> Value:
@@ -14,6 +15,38 @@ def map_attention(b: NetBuilder, x: Value) -> Value:
     for _ in range(b.size(1, 2)):
         picture = _non_local(b, picture)
     return b.transpose(b.reshape(picture, n, d, s), 0, 2, 1)
+
+
+def map_positions(b: NetBuilder, x: Value) -> Value:
+    """Attention on tokens that become a map, with what its rows and its columns add to the scores."""
+    n, s, d = x.shape[0], x.dim(1), x.width
+    high, wide, heads, size = b.size(2, 4), b.size(2, 4), b.size(1, 2), b.size(3, 6)
+    count = high * wide
+    picture = b.transpose(linear(b, b.transpose(x, 0, 2, 1), count), 0, 2, 1)
+    q, k, v = (
+        b.transpose(b.reshape(linear(b, picture, heads * size), n, count, heads, size), 0, 2, 1, 3) for _ in range(3)
+    )
+    spots = b.reshape(q, n, heads, high, wide, size)
+    if b.chance():
+        q = b.binary("Mul", q, b.scalar(size**-0.5))
+    scores = _product(b, q, _turned(b, k))
+    added = []
+    for axis, length in ((-1, high), (-2, wide)):
+        term = b.op("MatMul", [spots.name, b.weight((size, length), size)], (n, heads, high, wide, length))
+        shape = (n, heads, high, wide, *((high, 1) if axis == -1 else (1, wide)))
+        added.append(b.op("Unsqueeze", [term.name, b.ints(axis)], shape))
+    whole = (n, heads, high, wide, high, wide)
+    if b.chance():
+        total = b.reshape(scores, *whole)
+        for term in added:
+            total = b.op("Add", [total.name, term.name], whole)
+        total = b.reshape(total, *scores.shape)
+    else:
+        bias = b.op("Add", [term.name for term in added], whole)
+        total = b.binary("Add", scores, b.reshape(bias, *scores.shape))
+    mixed = b.transpose(_product(b, b.unary("Softmax", total, axis=-1), v), 0, 2, 1, 3)
+    y = linear(b, b.reshape(mixed, n, count, heads * size), d)
+    return b.binary("Add", x, b.transpose(linear(b, b.transpose(y, 0, 2, 1), s), 0, 2, 1))
 
 
 def neighbours(b: NetBuilder, x: Value) -> Value:

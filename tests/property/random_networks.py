@@ -7,7 +7,7 @@ import onnx
 from activation_parts import activation
 from dialect_parts import dialect_attention
 from image_parts import IMAGE_PARTS, branches, excited, global_pool, mixed_convs, one_axis
-from map_parts import map_attention, neighbours
+from map_parts import map_attention, map_positions, neighbours
 from net_builder import NetBuilder, Value
 from odd_parts import ODD_PARTS
 from token_parts import (
@@ -52,6 +52,7 @@ RARE_PARTS = (
     edges,
     neighbours,
     *(interaction,) * 3,
+    *(map_positions,) * 3,
 )  # fmt: skip
 
 
