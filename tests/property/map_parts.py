@@ -36,7 +36,7 @@ def map_positions(b: NetBuilder, x: Value) -> Value:
         shape = (n, heads, high, wide, *((high, 1) if axis == -1 else (1, wide)))
         added.append(b.op("Unsqueeze", [term.name, b.ints(axis)], shape))
     whole = (n, heads, high, wide, high, wide)
-    if b.chance():
+    if b.chance(0.8):
         total = b.reshape(scores, *whole)
         for term in added:
             total = b.op("Add", [total.name, term.name], whole)

@@ -51,7 +51,7 @@ RARE_PARTS = (
     *(map_attention,) * 3,
     edges,
     neighbours,
-    *(interaction,) * 3,
+    interaction,
     *(map_positions,) * 3,
 )  # fmt: skip
 
