@@ -43,7 +43,8 @@ class ResizeConv:
     Refuses when:
         The resized tensor is used elsewhere or is a graph output; the scales are not known, or shrink; Resize
         crops, or extrapolates, or uses another interpolation. Before a larger convolution also where pixels are not
-        repeated alike, or the convolution has groups, strides, dilations or more padding than its kernel reaches.
+        repeated alike, or the convolution has groups, strides, dilations or more padding than its kernel reaches, or
+        FP16 weights whose sums may overflow.
     """
 
     name: str = "resize-conv"
@@ -154,7 +155,18 @@ def _why_kept(resize: ir.Node | None, conv: ir.Node, known: Dimensions) -> str:
     reach = [kernel - 1 for kernel in window.kernel]
     if any(not 0 <= pad <= most for pad, most in zip(window.pads, reach * 2, strict=True)):
         return f"{conv.name} pads with more than its kernel reaches"
-    return why_not_constant(conv)
+    if hindrance := why_not_constant(conv):
+        return hindrance
+    return f"sums of weights of {conv.name} may be beyond FP16" if _may_overflow(conv, window.kernel, scales) else ""
+
+
+def _may_overflow(conv: ir.Node, kernel: tuple[int, ...], scales: np.ndarray) -> bool:
+    """Whether as many taps as copies of a pixel meet may add up to more than FP16 weights hold."""
+    weight = edit.constant_of(conv.inputs[1])
+    if weight is None or weight.dtype != np.float16:
+        return False
+    most = float(np.prod(np.minimum(kernel, scales[2:])))
+    return most * float(np.abs(weight).max(initial=0)) > float(np.finfo(np.float16).max)
 
 
 def _repeats(resize: ir.Node, scales: np.ndarray) -> bool:

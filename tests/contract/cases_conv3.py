@@ -183,6 +183,19 @@ RESIZES: tuple[Case, ...] = (
         changes=0,
         refusals=1,
     ),
+    *(
+        Case(
+            "resize-conv",
+            f"half-weights-of-{weight}",
+            "g (float16[N, 4, 8, 8] x) => (float16[N, 2, 16, 16] y) "
+            "{ r = Resize(x, , s) c = Conv <pads = [1, 1, 1, 1]> (r, w) y = Tanh(c) }",
+            values={"s": floats(1, 1, 2, 2), "w": np.full((2, 4, 3, 3), weight, np.float16)},
+            changes=changes,
+            refusals=1 - changes,
+            tolerance=1e-3,
+        )
+        for weight, changes in ((-20000, 0), (16, 1))
+    ),
     merged("rounded", f"r = Resize <{ROUND}> (x, , t) y = Conv(r, w)", size=(22, 6), changes=0, refusals=1),
     merged("strides", "r = Resize(x, , s) y = Conv <strides = [2, 2]> (r, w)", size=(7, 7), changes=0, refusals=1),
     merged("groups", "r = Resize(x, , s) y = Conv <group = 2> (r, g2)", size=(14, 14), changes=0, refusals=1),

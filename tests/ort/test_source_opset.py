@@ -10,6 +10,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 
+from trtopt.errors import InvalidModelError
 from trtopt.source.onnx_file import load
 from trtopt.source.save import save_model
 
@@ -108,6 +109,18 @@ def test_resize_11_with_the_coordinates_that_were_dropped(tmp_path: Path) -> Non
         'nearest_mode = "floor"> (x, e, s) }'
     )
     converted(tmp_path, 11, graph, x=floats(1, 1, 4, 4))
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_resize_11_that_interpolates_at_the_coordinates_that_were_dropped_is_refused(tmp_path: Path, mode: str) -> None:
+    graph = (
+        "g (float[1, 1, 4, 4] x) => (float[1, 1, 8, 8] y) <float[0] e = {}, float[4] s = {1, 1, 2, 2}> "
+        f'{{ y = Resize <mode = "{mode}", coordinate_transformation_mode = "tf_half_pixel_for_nn", '
+        'nearest_mode = "floor"> (x, e, s) }'
+    )
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 7, opset_import: ["" : 11]> {graph}'), tmp_path / "m.onnx")
+    with pytest.raises(InvalidModelError, match="no longer exists"):
+        load(tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize("attributes", ["<min = -0.5>", "<max = 0.5>", "<min = -0.5, max = 0.25>", ""])

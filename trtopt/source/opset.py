@@ -235,7 +235,8 @@ def _resize_13(node: ir.Node) -> None:
     if edit.string_attribute(node, "coordinate_transformation_mode", "half_pixel") != "tf_half_pixel_for_nn":
         return
     # x = (i + 0.5) / scale rounded down is the half-pixel coordinate x - 0.5 rounded half up.
-    if edit.string_attribute(node, "nearest_mode", "round_prefer_floor") != "floor":
+    is_nearest = edit.string_attribute(node, "mode", "nearest") == "nearest"
+    if not is_nearest or edit.string_attribute(node, "nearest_mode", "round_prefer_floor") != "floor":
         raise _UnsupportedError("coordinate mode tf_half_pixel_for_nn no longer exists")
     node.attributes["coordinate_transformation_mode"] = ir.AttrString("coordinate_transformation_mode", "half_pixel")
     node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "round_prefer_ceil")
