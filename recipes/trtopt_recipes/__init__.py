@@ -25,6 +25,7 @@ from trtopt_recipes.decomposed_layer_norm import DecomposedLayerNorm
 from trtopt_recipes.duplicate_expression import DuplicateExpression
 from trtopt_recipes.einsum import Einsum
 from trtopt_recipes.expand_operand import ExpandedOperand
+from trtopt_recipes.feature_order import FeatureOrder
 from trtopt_recipes.gated_conv import GatedConv
 from trtopt_recipes.gathered_rows import GatheredRows
 from trtopt_recipes.gathered_weights import GatheredWeights
@@ -43,6 +44,7 @@ from trtopt_recipes.masked_rows import MaskedRows
 from trtopt_recipes.merged_heads import MergedHeads
 from trtopt_recipes.merged_projection import MergedProjection, RotatedProjection
 from trtopt_recipes.merged_transpose import MergedTranspose
+from trtopt_recipes.merged_windows import MergedWindows
 from trtopt_recipes.mish import Mish
 from trtopt_recipes.nan_guard import NanGuard
 from trtopt_recipes.no_op import NoOp
@@ -95,6 +97,8 @@ PACK = (
     SettledSelection(),
     ComputedReshape(),
     ExpandedOperand(),
+    MergedWindows(),
+    FeatureOrder(),
     TokenBatchNorm(),
     TransposePush(),
     BatchNorm(),

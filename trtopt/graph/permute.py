@@ -217,6 +217,8 @@ def inputs_along(node: ir.Node, axis: int) -> dict[int, int]:
     if kind in _REDUCE_ENTRIES and int_attribute(node, "keepdims", 1) == 1:
         axes = reduced_axes(node)
         return {0: axis} if axes is not None and axis not in axes else {}
+    if kind == "Gather":
+        return _of_gather(node, axis)
     if kind == "Slice":
         sliced = constant_of(input_of(node, 3))
         return {0: axis} if sliced is not None and axis not in {int(each) % rank for each in sliced} else {}
@@ -252,6 +254,15 @@ def _of_product(node: ir.Node, axis: int) -> dict[int, int]:
         repeated = bias is None or bias.shape is None or ranks[2] < 2 or bias.shape[0] == 1
         return {0: int_attribute(node, "transA", 0), **({} if repeated else {2: 0})}
     return {0: ranks[0] - 2} if axis == last - 1 else _broadcast(node, axis)
+
+
+def _of_gather(node: ir.Node, axis: int) -> dict[int, int]:
+    """The axis of the data, where it is not one that the indices give."""
+    taken = int_attribute(node, "axis", 0) % rank_of(node.inputs[0])
+    if axis < taken:
+        return {0: axis}
+    count = rank_of(node.inputs[1])
+    return {0: axis - count + 1} if axis >= taken + count else {}
 
 
 def _of_view(node: ir.Node, axis: int) -> dict[int, int]:
