@@ -78,7 +78,7 @@ def _plan(product: ir.Node) -> tuple[ir.Node, ir.Node, ir.Node] | None:
         return None
     if only_user(features) is not product or only_user(ordered) is not reshape or transpose.graph is not product.graph:
         return None
-    first = _first_feature(transpose, int(weight.shape[0]))
+    first = _first_feature(transpose, edit.dims_of(weight)[0])
     if first is None or list(perm[first:]) == sorted(perm[first:]):
         return None
     return product, reshape, transpose

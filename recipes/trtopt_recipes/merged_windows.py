@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import attention_of
+from trtopt.graph.attention import Attention, attention_of
 from trtopt.graph.cost import POINTWISE
 from trtopt.graph.permute import inputs_along
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
@@ -36,8 +36,9 @@ class MergedWindows:
         two axes become one in a region of such operators; a Reshape merges them where a value enters the region, and
         splits them where one leaves it.
     Requires:
-        Opset 13. The two axes are neighbours, and all others but one known, where values enter and leave; no operand
-        in between is the same for all of the one and not of the other (a mask per window).
+        Opset 13. The two axes are neighbours, and all others but one known, where values enter and leave; the heads are
+        split or merged in between, and no operand there is the same for all of the one axis and not of the other (a
+        mask per window).
     Why faster:
         The recipes for attention look for four axes, and the compiler of TensorRT for RTX lets attention of four read
         its parts in place: of five it copies each of them before, and the result behind. NesT of five blocks, batch 8,
@@ -53,43 +54,39 @@ class MergedWindows:
     lossless: bool = True
 
     def find(self, model: ir.Model, target: Target) -> Findings:
-        """Regions around attention of more than four axes, each named after the product that makes the scores."""
+        """Regions around attention of more than four axes, each named after its Softmax."""
         opset = model.graph.opset_imports.get("", 1)
         matches, taken = list[Match](), set[ir.Node]()
         for node in model.graph if opset >= 13 else ():
-            found = attention_of(node, opset) if edit.is_op(node, "Softmax") else None
-            scores = None if found is None else found.scores
-            shape = None if scores is None else scores.outputs[0].shape
-            if scores is None or shape is None or len(shape) <= _AXES or scores in taken:
+            attention = attention_of(node, opset) if edit.is_op(node, "Softmax") else None
+            shape = None if attention is None else attention.scores.outputs[0].shape
+            if attention is None or shape is None or len(shape) <= _AXES or node in taken:
                 continue
-            regions = [
-                (region, place)
-                for place in itertools.permutations(range(len(shape) - 2), 2)
-                if (region := _region(scores, place)) is not None
-            ]
-            if regions:
-                region, place = max(regions, key=lambda item: len(item[0].nodes))
+            places = itertools.permutations(range(len(shape) - 2), 2)
+            regions = [(place, region) for place in places if (region := _region(attention, place)) is not None]
+            place, region = max(regions, key=lambda item: len(item[1].nodes), default=((0, 0), None))
+            if region is not None and taken.isdisjoint(region.nodes):
                 taken.update(region.nodes)
-                others = (each for each in model.graph if each in region.nodes and each is not scores)
-                matches.append(Match((scores, *others), choice=f"{place[0]} {place[1]}"))
+                others = (each for each in region.nodes if each is not node)
+                matches.append(Match((node, *others), choice=f"{place[0]} {place[1]}"))
         return Findings(tuple(matches))
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Merge the two axes in one region."""
         outer, inner = (int(axis) for axis in match.choice.split())
-        region = _region(match.nodes[0], (outer, inner))
+        attention = attention_of(match.nodes[0], model.graph.opset_imports.get("", 1))
+        region = None if attention is None else _region(attention, (outer, inner))
         if region is None:
             return Refusal(match.label, "it has changed since it was found")
         splice = edit.Splice(model, match.nodes[0], self.name)
-        targets = {node: _dims(node.outputs[0]) for node in region.nodes}
         for node in region.nodes:
-            _merge(node, region, targets[node], splice)
+            _merge(node, region, splice)
             edit.tag(node, self.name)
         for value, place in region.entries():
             merged = splice.behind(value, "Reshape", _constant(splice, _merged(_dims(value), place), value))
             merged.shape = None
             for user, index in value.uses():
-                if user in region.nodes and index in region.inputs[user]:
+                if index in region.nodes.get(user, ()):
                     user.replace_input_with(index, merged)
         for value in region.outputs():
             if region.leaves(value):
@@ -101,11 +98,15 @@ class MergedWindows:
 
 @dataclass
 class _Region:
-    """Nodes that work on each entry of two axes alike; where these are in values, and in the inputs of each node."""
+    """Nodes that work on each entry of two axes alike.
 
-    nodes: set[ir.Node] = field(default_factory=set)
-    places: dict[ir.Value, _Place] = field(default_factory=dict)
-    inputs: dict[ir.Node, dict[int, _Place]] = field(default_factory=dict)
+    Attributes:
+        places: Where the axes are in values.
+        nodes: And in the inputs of each node, by index; inputs that are left out do not have them.
+    """
+
+    places: dict[ir.Value, _Place]
+    nodes: dict[ir.Node, dict[int, _Place]] = field(default_factory=dict)
 
     def entries(self) -> Iterator[tuple[ir.Value, _Place]]:
         """Values from outside."""
@@ -119,16 +120,31 @@ class _Region:
         """Whether something else reads a value."""
         return value.is_graph_output() or any(user not in self.nodes for user, _ in value.uses())
 
-    def is_closed(self) -> bool:
-        """Whether the axes can be merged where values enter, and split where they leave."""
-        borders = [*self.entries(), *((value, self.places[value]) for value in self.outputs() if self.leaves(value))]
-        return all(place[1] == place[0] + 1 and _merged(_dims(value), place) for value, place in borders)
+    def shrink(self) -> None:
+        """Leave nodes out until the axes can be merged where values enter, and split where they leave."""
+        while True:
+            borders = [
+                *self.entries(),
+                *((value, self.places[value]) for value in self.outputs() if self.leaves(value)),
+            ]
+            bad = [value for value, at in borders if at[1] != at[0] + 1 or not _merged(_dims(value), at)]
+            kept = {n: at for n, at in self.nodes.items() if not any(value in bad for value in self.ports(n))}
+            if len(kept) == len(self.nodes):
+                return
+            self.nodes = kept
+            inside = [value for node in kept for value in self.ports(node)]
+            self.places = {value: self.places[value] for value in inside}
+
+    def ports(self, node: ir.Node) -> Iterator[ir.Value]:
+        """The values of a node that have the axes."""
+        yield from node.outputs
+        yield from (value for index in self.nodes[node] if (value := node.inputs[index]) is not None)
 
 
-def _region(scores: ir.Node, place: _Place) -> _Region | None:
-    """The largest region around a product that two axes of its result can be merged in; None where there is none."""
-    region, graph = _Region(places={scores.outputs[0]: place}), scores.graph
-    queue = [scores.outputs[0]]
+def _region(attention: Attention, place: _Place) -> _Region | None:
+    """The largest region around attention that two axes of the scores can be merged in; None where there is none."""
+    start, graph = attention.scores.outputs[0], attention.scores.graph
+    region, queue = _Region(places={start: place}), [start]
     while queue:
         value = queue.pop()
         for node in dict.fromkeys([value.producer(), *(user for user, _ in value.uses())]):
@@ -142,11 +158,16 @@ def _region(scores: ir.Node, place: _Place) -> _Region | None:
             ports += [(source, at) for index, at in given.items() if (source := node.inputs[index]) is not None]
             if any(region.places.get(port, at) != at for port, at in ports):
                 return None
-            region.nodes.add(node)
-            region.inputs[node] = given
+            region.nodes[node] = given
             queue += [port for port, _ in ports if port not in region.places]
             region.places.update(ports)
-    return region if scores in region.nodes and region.is_closed() else None
+    region.shrink()
+    moves = any(perm[:-2] != tuple(range(len(perm) - 2)) for perm in map(_perm_of, region.nodes))
+    return region if moves and region.nodes.keys() >= set(attention.nodes) else None
+
+
+def _perm_of(node: ir.Node) -> tuple[int, ...]:
+    return (edit.ints_attribute(node, "perm") or ()) if edit.is_op(node, "Transpose") else ()
 
 
 def _carried(node: ir.Node, value: ir.Value, place: _Place) -> tuple[_Place, dict[int, _Place]] | None:
@@ -222,10 +243,10 @@ def _constant(splice: edit.Splice, array: Sequence[int], like: ir.Value) -> ir.V
     return splice.constant(np.asarray(array, np.int64), like, "shape")
 
 
-def _merge(node: ir.Node, region: _Region, dims: tuple[int | str | None, ...], splice: edit.Splice) -> None:
+def _merge(node: ir.Node, region: _Region, splice: edit.Splice) -> None:
     """Write one node for merged axes; its inputs that have them will be merged."""
-    given, output = region.inputs[node], node.outputs[0]
-    made, before = region.places[output], _dims(node.inputs[0])
+    given, output = region.nodes[node], node.outputs[0]
+    made, before, dims = region.places[output], _dims(node.inputs[0]), _dims(output)
     source = given[0][1] if 0 in given else -1
     if edit.is_op(node, "Reshape"):
         node.replace_input_with(1, _constant(splice, _merged(dims, made), output))

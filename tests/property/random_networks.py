@@ -32,7 +32,7 @@ from token_parts import (
     vocabulary,
     waves_to_pixels,
 )
-from window_parts import window_block
+from window_parts import window_block, windows_apart
 
 OPSETS = (13, 17, 17, 17, 18, 21)
 DIALECTS = 10_000
@@ -53,6 +53,7 @@ RARE_PARTS = (
     neighbours,
     interaction,
     *(map_positions,) * 3,
+    *(windows_apart,) * 3,
 )  # fmt: skip
 
 

@@ -73,3 +73,32 @@ def _divided(b: NetBuilder, x: Value) -> Value:
     squares = b.reduce("ReduceSum", b.binary("Mul", x, x), (-1,), keep=True)
     length = b.unary("Sqrt", b.op("Add", [squares.name, b.const(1e-2)], squares.shape))
     return b.binary("Div", x, length)
+
+
+def windows_apart(b: NetBuilder, x: Value) -> Value:
+    """Attention of [N, S, D] in windows that have an axis of their own, before the heads or behind them."""
+    (n, s, width), windows, heads, size = x.shape, b.size(1, 3), b.size(1, 3), b.size(2, 5)
+    inner = heads * size
+    y = _reshaped(b, linear(b, x, windows * inner), n, s, windows, inner)
+    y = b.transpose(y, 0, 2, 1, 3)
+    z = _norm(b, y) if b.chance() else y
+    parts = _reshaped(b, linear(b, z, 3 * inner), n, windows, s, 3, heads, size)
+    places = b.pick((3, 0, 4, 1, 2, 5), (3, 0, 1, 4, 2, 5))
+    parts = b.transpose(parts, *places)
+    lead = parts.shape[1:4]
+    q, k, v = (b.op("Gather", [parts.name, b.const(i, "int64")], (*lead, s, size), axis=0) for i in range(3))
+    keys = b.transpose(k, 0, 1, 2, 4, 3)
+    scores = b.binary("Mul", b.op("MatMul", [q.name, keys.name], (*lead, s, s)), b.scalar(size**-0.5))
+    if b.chance(0.4):
+        dims = b.pick(
+            (s, s), (1, 1, s, s), (1, *(1 if dim == windows else dim for dim in lead[1:]), s, s), (*lead[1:], 1, 1)
+        )
+        scores = b.binary("Add", scores, b.vector(dims))
+    weights = b.unary("Softmax", scores, axis=-1)
+    mixed = b.op("MatMul", [weights.name, v.name], (*lead, s, size))
+    at = places.index(4) - 1
+    order = (0, 3 - at, 3, *b.pick((at, 4), (4, at)))
+    mixed = _reshaped(b, b.transpose(mixed, *order), n, windows, s, inner)
+    mixed = b.binary("Add", y, linear(b, mixed, inner))
+    back = _reshaped(b, b.transpose(mixed, 0, 2, 1, 3), n, s, windows * inner)
+    return linear(b, back, int(width)) if b.chance() else back
