@@ -252,10 +252,10 @@ def _transpose(known: Dimensions, node: ir.Node) -> _Found:
 
 def _reduction(known: Dimensions, node: ir.Node) -> _Found:
     dims, axes = known.of(edit.input_of(node, 0)), edit.axes_of(node)
-    if dims is None or not axes or not edit.int_attribute(node, "keepdims", 1):
+    if dims is None or not axes:
         return None
-    gone = {axis % len(dims) for axis in axes}
-    return [1 if axis in gone else dim for axis, dim in enumerate(dims)]
+    gone, keeps = {axis % len(dims) for axis in axes}, edit.int_attribute(node, "keepdims", 1)
+    return [1 if axis in gone else dim for axis, dim in enumerate(dims) if keeps or axis not in gone]
 
 
 def _reshape(known: Dimensions, node: ir.Node) -> _Found:

@@ -214,9 +214,12 @@ def inputs_along(node: ir.Node, axis: int) -> dict[int, int]:
         return _broadcast(node, axis) if plain and axis < int_attribute(node, "axis", -1) % rank else {}
     if kind in _ALONG and int_attribute(node, "axis", _ALONG[kind]) % rank != axis:
         return _broadcast(node, axis) if kind == "Concat" else {0: axis}
-    if kind in _REDUCE_ENTRIES and int_attribute(node, "keepdims", 1) == 1:
-        axes = reduced_axes(node)
-        return {0: axis} if axes is not None and axis not in axes else {}
+    if kind in _REDUCE_ENTRIES:
+        axes, count = reduced_axes(node), rank_of(node.inputs[0])
+        if axes is None:
+            return {}
+        kept = [i for i in range(count) if i not in axes or int_attribute(node, "keepdims", 1) == 1]
+        return {} if kept[axis] in axes else {0: kept[axis]}
     if kind == "Gather":
         return _of_gather(node, axis)
     if kind == "Slice":
