@@ -15,6 +15,9 @@ from trtopt.graph.views import Sizes, moved, one_per
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _CUTS = ("Gather", "Slice", "Split")
+_RANKS = (4, 5)
+"""Axes of a part: batch, heads, tokens, size; tokens have two where they are a map, or groups that are pooled."""
+
 _MOVES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze")
 
 
@@ -194,14 +197,14 @@ def _chains(cut: ir.Node, output: ir.Value) -> Iterator[list[tuple[ir.Node, ir.V
 def _part(start: ir.Value, steps: list[tuple[ir.Node, ir.Value]]) -> _Part | None:
     """Where the batch, the tokens and the columns of a product are behind moves."""
     sizes, value = Sizes(), steps[-1][1]
-    shape = sizes.of(start)
-    if shape is None or value.shape is None or len(value.shape) != 4 or value.is_graph_output():
+    shape, rank = sizes.of(start), 0 if value.shape is None else len(value.shape)
+    if shape is None or rank not in _RANKS or value.is_graph_output():
         return None
     varies, found = list[list[int]](), list[np.ndarray]()
     for first, last in ((0, 1), (1, len(shape) - 1), (len(shape) - 1, len(shape))):
         kept = [size if first <= axis < last else 1 for axis, size in enumerate(shape)]
         array = _behind(np.broadcast_to(np.arange(math.prod(kept)).reshape(kept), shape), steps, sizes)
-        if array is None or array.ndim != 4:
+        if array is None or array.ndim != rank:
             return None
         found.append(one_per(array))
         varies.append([place for place, dim in enumerate(found[-1].shape) if dim > 1])
@@ -209,13 +212,13 @@ def _part(start: ir.Value, steps: list[tuple[ir.Node, ir.Value]]) -> _Part | Non
             return None
     if len(varies[0]) > 1 or len({*varies[0], *varies[1], *varies[2]}) != sum(map(len, varies)):
         return None
-    idle = [place for place in range(4) if not any(place in places for places in varies)]
+    idle = [place for place in range(rank) if not any(place in places for places in varies)]
     lead, middle = ([*places] or [idle.pop(0)] if idle or places else [] for places in varies[:2])
     order = [*lead, *middle, *varies[2]]
     tokens = _tokens(start, tuple(found[1].shape[place] for place in middle))
-    if len(lead) != 1 or len(order) != 4 or tokens is None or not varies[2]:
+    if len(lead) != 1 or len(order) != rank or tokens is None or not varies[2]:
         return None
-    perm = tuple(order.index(place) for place in range(4))
+    perm = tuple(order.index(place) for place in range(rank))
     return _Part(value, found[2].reshape([found[2].shape[place] for place in varies[2]]), perm, tokens)
 
 

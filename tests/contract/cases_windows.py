@@ -128,6 +128,15 @@ WINDOWS = (
 )
 """Tokens in rows and columns; the queries are a map again (to be pooled)."""
 
+POOLED = (
+    "g (float[N, 24, 8] x) => (float[N, 2, 4, 6, 4] q, float[N, 2, 24, 4] k, float[N, 2, 24, 4] v) "
+    "<int64[5] split = {-1, 24, 3, 2, 4}, int64[5] groups = {-1, 2, 4, 6, 4}, int64[1] z = {0}, int64[1] one = {1}, "
+    "int64 i1 = {1}, int64 i2 = {2}> { a = MatMul(x, m) b = Add(a, bias) c = Reshape(b, split) "
+    "d = Transpose <perm = [2, 0, 3, 1, 4]> (c) q0 = Slice(d, z, one, z) q1 = Reshape(q0, groups) q = Relu(q1) "
+    "k0 = Gather <axis = 0> (d, i1) k = Relu(k0) v0 = Gather <axis = 0> (d, i2) v = Relu(v0) }"
+)
+"""Queries in groups to be pooled, with an axis of their own beside heads and tokens."""
+
 
 def tokens_as_map(label: str, graph: str = WINDOWS, recipe: str = "rotated-projection", **options: object) -> Case:
     options = {"weights": {"m": (8, 24), "bias": (24,)}, "tolerance": 1e-5, **options}
@@ -236,6 +245,8 @@ CASES: tuple[Case, ...] = (
         changes=0,
     ),
     tokens_as_map("windows-with-queries-as-a-map"),
+    tokens_as_map("groups-of-queries", POOLED),
+    tokens_as_map("groups-are-judged", POOLED, recipe="merged-projection", changes=0),
     tokens_as_map("windows-are-judged", recipe="merged-projection", changes=0),
     tokens_as_map(
         "tokens-that-become-a-map",
