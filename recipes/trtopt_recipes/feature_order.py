@@ -25,7 +25,7 @@ class FeatureOrder:
     Why faster:
         What attention gives has the numbers of one head side by side, and the compiler of TensorRT for RTX lets the
         product behind read them in place; where each is written apart, head by head, a kernel copies them all. NesT of
-        five blocks, batch 8, FP16, with merged-windows: 62 -> 52 kernels and 2184 -> 1983 us by a plain roofline of an
+        five blocks, batch 8, FP16, with merged-windows: 59 -> 49 kernels and 2092 -> 1892 us by a plain roofline of an
         L4.
     Numerics:
         Exact but for the order of summation.
