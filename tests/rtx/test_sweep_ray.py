@@ -54,7 +54,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         found.shutdown()
 
 
-_AT_A_JOB = f"ray::{ray_executor.run.__name__}".encode()
+_AT_A_JOB = [f"ray::{task.__name__}".encode() for task in (ray_executor.run, ray_executor.prepare)]
+"""What Ray calls a worker while it runs a job, or prepares one: a node with one core may do only the latter."""
 
 
 def _busy(raylet: int) -> int | None:
@@ -64,7 +65,7 @@ def _busy(raylet: int) -> int | None:
             try:
                 parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
                 name = (folder / "cmdline").read_bytes().rstrip(b"\0 ")
-                if parent == raylet and name == _AT_A_JOB:
+                if parent == raylet and name in _AT_A_JOB:
                     return int(folder.name)
             except OSError:
                 continue
