@@ -33,6 +33,7 @@ NETWORK = (
     "b2 = Transpose <perm = [0, 2, 1, 3]> (b0) b3 = MatMul(b2, b1) b4 = Softmax(b3) b5 = MatMul(b4, b2) "
     "b6 = Transpose <perm = [0, 2, 1, 3]> (b5) j = Concat <axis = 0> (n, m, less) b7 = Reshape(b6, j) "
     "b8 = Add(b7, a4) c0 = ReduceMean <axes = [-1]> (b8) c1 = Sub(b8, c0) c2 = LayerNormalization(c1, w) "
+    "c3 = ReduceMax <axes = [2], keepdims = 0> (a3) "
     "k = Concat <axis = 0> (m, n, less) e0 = Reshape(c2, k) e1 = Reshape(e0, h) p = Slice(s, a, t) "
     "g = Concat <axis = 0> (p, less) e2 = Reshape(e1, g) e3 = Transpose(e2) e4 = Transpose(a0) e5 = Max(e3, e4) "
     "f0, f1 = Split <axis = -1> (a0) f2 = Slice(f1, t, f, last) f3 = Unsqueeze(f2, last) f4 = Squeeze(f3, last) "
@@ -41,7 +42,7 @@ NETWORK = (
     "g3, g4 = TopK(a0, k1) g5 = GatherND <batch_dims = 2> (a0, g4)"
 )
 VALUES = (
-    "a0 a1 a2 a3 a4 b0 b1 b2 b3 b4 b5 b6 b7 b8 c0 c1 c2 e0 e1 e2 e3 e4 e5 f0 f1 f2 f3 f4 f5 f6 f8 g0 g2 g5"
+    "a0 a1 a2 a3 a4 b0 b1 b2 b3 b4 b5 b6 b7 b8 c0 c1 c2 c3 e0 e1 e2 e3 e4 e5 f0 f1 f2 f3 f4 f5 f6 f8 g0 g2 g5"
 ).split()
 
 

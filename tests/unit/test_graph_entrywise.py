@@ -19,7 +19,7 @@ STATIC = (
 CONSTANTS = (
     "<int64[4] split = {0, 0, 2, 4}, int64[4] rest = {2, 6, -1, 4}, int64[2] merged = {12, 8}, int64[4] ones = "
     "{1, 2, 6, 8}, int64[4] copied = {1, 0, 6, 4}, int64[4] written = {1, 6, 6, 4}, int64[1] first = {0}, "
-    "int64[1] second = {1}, int64[1] last = {-1}, float[8] w = {1, 1, 1, 1, 1, 1, 1, 1}>"
+    "int64 zero = {0}, int64[1] second = {1}, int64[1] last = {-1}, float[8] w = {1, 1, 1, 1, 1, 1, 1, 1}>"
 )
 
 
@@ -61,7 +61,12 @@ def found(folder: Path, header: str, body: str, axis: int) -> dict[int, int]:
         ("y = Slice(x, first, second, last)", 2, {}),
         ("y = ReduceMean(x, last)", 1, {0: 1}),
         ("y = ReduceMean(x, second)", 1, {}),
-        ("y = ReduceMean <keepdims = 0> (x, last)", 1, {}),
+        ("y = ReduceMean <keepdims = 0> (x, last)", 1, {0: 1}),
+        ("y = ReduceMean <keepdims = 0> (x, second)", 1, {0: 2}),
+        ("y = Gather <axis = 2> (x, zero)", 1, {0: 1}),
+        ("y = Gather <axis = 1> (x, zero)", 1, {0: 2}),
+        ("y = Gather <axis = 1> (x, first)", 1, {}),
+        ("y = Gather <axis = 1> (x, first)", 2, {0: 2}),
         ("y = ReduceMean(x)", 1, {}),
         ("y = Reshape(x, split)", 1, {0: 1}),
         ("y = Reshape(x, rest)", 1, {0: 1}),
