@@ -48,15 +48,12 @@ class RowArrays:
 
     @staticmethod
     def of(found: Sequence[tuple[RowSizes | None, float]], sm: int, compute_capability: str) -> RowArrays:
-        """The arrays of kernels: the rows of each, and the bytes of an element.
-
-        A kernel whose threads hold whole rows waits for nothing that an element-wise one does not: it has no rows here.
-        """
+        """The arrays of kernels: the rows of each, and the bytes of an element."""
         resident = _THREADS.get(compute_capability, _USUAL_THREADS)
         table = np.zeros((7, len(found)))
         for at, (rows, size) in enumerate(found):
-            walk = None if rows is None else rows.kernel or fused(rows, size)
-            if rows is not None and walk is not None and walk.threads > 1:
+            if rows is not None:
+                walk = rows.kernel or fused(rows, size)
                 flight = sm * max(resident // walk.threads, 1)
                 done = walk.reads, walk.loads, walk.idles, walk.apart, flight
                 table[:, at] = rows.count, rows.length * size, *done

@@ -15,8 +15,8 @@ HELD_ELEMENTS = 16384
 """The longest row that a thread block holds in its registers: 16 values for each of its 1024 threads. cuDNN reads
 rows of that length once (RMS norm on GB200 at 6.1 TB/s, counted with one read)."""
 
-_HELD_PER_THREAD = 16
-_WARP = 32
+HELD_PER_THREAD = 16
+WARP = 32
 _MOST_THREADS = 1024
 _LINE_BYTES = 128
 
@@ -75,12 +75,12 @@ def fused(rows: RowSizes, element_bytes: float) -> RowKernel:
     beside = max(min(rows.inner, int(_LINE_BYTES / element_bytes)), 1)
     held = rows.length * beside
     if held <= HELD_ELEMENTS:
-        threads = 1 << math.ceil(math.log2(max(held / _HELD_PER_THREAD, _WARP)))
-        return RowKernel(threads / max(beside, _WARP // max(rows.length, 1)), 1, 1)
+        threads = 1 << math.ceil(math.log2(max(held / HELD_PER_THREAD, WARP)))
+        return RowKernel(threads / max(beside, WARP // max(rows.length, 1)), 1, 1)
     threads = max(_MOST_THREADS // beside, 1)
     return RowKernel(threads, _loads(rows, threads), rows.passes, apart=beside > 1)
 
 
 def _loads(rows: RowSizes, threads: int) -> int:
     """Loads that wait for one another where each thread has as many under way as it holds."""
-    return rows.passes * math.ceil(rows.length / (threads * _HELD_PER_THREAD))
+    return rows.passes * math.ceil(rows.length / (threads * HELD_PER_THREAD))
