@@ -68,6 +68,7 @@ from trtopt_recipes.selu import Selu
 from trtopt_recipes.settled_selection import SettledSelection
 from trtopt_recipes.shared_indices import SharedIndices
 from trtopt_recipes.shifted_scores import ShiftedScores
+from trtopt_recipes.short_reduction import ShortReduction
 from trtopt_recipes.sigmoid_after_product import SigmoidAfterProduct
 from trtopt_recipes.softplus import Softplus
 from trtopt_recipes.split_after_conv import SplitAfterConv
@@ -141,6 +142,7 @@ PACK = (
     BackwardRecurrence(),
     ResizeConv(),
     AveragePoolConv(),
+    ShortReduction(),
     GlobalAveragePool(),
     JoinedConvs(),
     JoinedSum(),

@@ -62,6 +62,33 @@ def neighbours(b: NetBuilder, x: Value) -> Value:
     return b.transpose(b.reduce(kind, made, b.pick((3,), (-1,)), keep=False), 0, 2, 1)
 
 
+def few_entries(b: NetBuilder, x: Value) -> Value:
+    """Branches that are stacked, weighted and summed, as in selective kernels; or pieces of a product, as in maxout."""
+    n, s, d = x.shape[0], x.dim(1), x.width
+    count, keep = b.size(2, 5), b.chance(0.4)
+    extreme = b.pick("ReduceMax", "ReduceMin") if b.opset >= 18 else "ReduceSum"
+    kind = b.pick(extreme, "ReduceSum", "ReduceMean")
+    if b.chance():
+        made = b.reshape(linear(b, x, count * d), n, s, *b.pick((count, d), (d, count)))
+        axis = 2 if made.width == d else 3
+        y = b.reduce(kind, made, b.pick((axis,), (axis - 4,)), keep)
+        return b.reshape(y, n, s, d)
+    parts = [b.unary(b.pick("Relu", "Tanh"), linear(b, x, d)) for _ in range(count)]
+    shape = (n, 1, s, d)
+    stack = b.op(
+        "Concat",
+        [b.op("Unsqueeze", [part.name, b.ints(1)], shape).name for part in parts],
+        (n, count, s, d),
+        axis=b.pick(1, -3),
+    )
+    y = b.reduce(kind, stack, (1,), keep)
+    if b.chance(0.7):
+        gate = b.reduce("ReduceMean", y, (1 + keep,), keep=True)
+        weight = b.unary("Sigmoid", gate if keep else b.op("Unsqueeze", [gate.name, b.ints(1)], (n, 1, 1, d)))
+        y = b.reduce(kind, b.binary("Mul", stack, weight), (1,), keep)
+    return b.reshape(y, n, s, d)
+
+
 def _non_local(b: NetBuilder, x: Value) -> Value:
     n, heads, size, wide = x.shape[0], b.pick(1, 1, 2), b.size(2, 5), b.size(2, 8)
     made = [conv(b, x, heads * each) for each in (size, size, wide)]

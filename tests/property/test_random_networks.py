@@ -48,10 +48,12 @@ FEW = (
     1019,
     1059,
     1119,
+    1139,
     1159,
+    1259,
 )
 """Networks in which every recipe finds its pattern."""
-MANY = (*range(260), *range(279, 1180, 20))
+MANY = (*range(260), *range(279, 1260, 20))
 """Each twentieth is one of the rare parts, in turn."""
 FEW_DIALECTS = (*range(DIALECTS, DIALECTS + 19), DIALECTS + 27, DIALECTS + 44, DIALECTS + 89)
 MANY_DIALECTS = range(DIALECTS, DIALECTS + 300)

@@ -106,6 +106,24 @@ def test_levels_of_deformable_attention_are_added_as_they_are_sampled(tmp_path: 
     assert after[0] < before[0] and after[1] < before[1]
 
 
+def test_branches_that_are_stacked_and_weighted_are_summed_without_a_transposed_map(tmp_path: Path) -> None:
+    """Selective kernels: two convolutions, their sum, a gate for each."""
+    graph = (
+        "g (float[8, 64, 28, 28] x) => (float[8, 64, 28, 28] y) <int64[1] one = {1}, int64[2] map = {2, 3}, "
+        "int64[5] gates = {0, 2, 64, 1, 1}> "
+        f"{{ a = {CONV} (x, v) b = {CONV} (x, w) c = Relu(a) d = Relu(b) e = Unsqueeze(c, one) f = Unsqueeze(d, one) "
+        "j = Concat <axis = 1> (e, f) s = ReduceSum <keepdims = 0> (j, one) m = GlobalAveragePool (s) "
+        "g = Conv (m, p) h = Reshape(g, gates) i = Softmax <axis = 1> (h) k = Mul(j, i) "
+        "t = ReduceSum <keepdims = 0> (k, one) "
+        f"y = {CONV} (t, q) }}"
+    )
+    weights = {"v": (64, 64, 3, 3), "w": (64, 64, 3, 3), "p": (128, 64, 1, 1), "q": (64, 64, 3, 3)}
+    before = numbers(run(tmp_path, "none", graph, weights))
+    after = numbers(run(tmp_path, "short-reduction", graph, weights))
+    assert after[0] <= before[0] - 2
+    assert after[1] < 0.8 * before[1]
+
+
 def test_zeros_beside_scores_of_an_odd_number_of_distances_are_columns_of_the_positions(tmp_path: Path) -> None:
     graph = (
         "g (float[8, 4, 64, 32] x) => (float[8, 4, 64, 128] y) <int64[8] p = {0, 0, 0, 1, 0, 0, 0, 0}> "

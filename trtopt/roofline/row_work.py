@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from trtopt.graph.edit import axes_of, input_of, int_attribute, ints_attribute, is_op
 from trtopt.graph.products import Shapes, shape_of_input, shape_of_output
-from trtopt.roofline.rows import RowSizes
+from trtopt.roofline.rows import HELD_PER_THREAD, WARP, RowSizes
 
 REDUCTIONS: dict[str, int] = {
     **dict.fromkeys(("Softmax", "LogSoftmax"), 2),
@@ -30,7 +30,8 @@ def rows_of(nodes: Sequence[ir.Node], shapes: Shapes) -> RowSizes | None:
     if whole rows are written.
 
     Returns:
-        None without a reduction whose shape is known.
+        None without a reduction whose shape is known, and where each thread holds a row of its own: neighbours with a
+        few entries each share nothing, so that the kernel is an element-wise one.
     """
     found = [(node, rows) for node in nodes if (rows := _rows(node, shapes)) is not None]
     if not found:
@@ -53,7 +54,8 @@ def _rows(node: ir.Node, shapes: Shapes) -> RowSizes | None:
         return RowSizes(count, size // count)
     if is_op(node, *_OVER_PIXELS):  # engines keep channels last: pixels of one lie a pixel's channels apart
         return RowSizes(size // length, length, shape[1])
-    return RowSizes(size // length, length, math.prod(shape[max(axes) + 1 :]))
+    inner = math.prod(shape[max(axes) + 1 :])
+    return None if inner >= WARP and length <= HELD_PER_THREAD else RowSizes(size // length, length, inner)
 
 
 def _axes(node: ir.Node, rank: int) -> tuple[int, ...] | None:

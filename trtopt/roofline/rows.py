@@ -15,7 +15,8 @@ HELD_ELEMENTS = 16384
 """The longest row that a thread block holds in its registers: 16 values for each of its 1024 threads. cuDNN reads
 rows of that length once (RMS norm on GB200 at 6.1 TB/s, counted with one read)."""
 
-_HELD_PER_THREAD = 16
+HELD_PER_THREAD = 16
+WARP = 32
 _MOST_THREADS = 1024
 _LINE_BYTES = 128
 
@@ -25,7 +26,7 @@ class RowKernel:
     """How a given kernel walks over a row.
 
     Attributes:
-        threads: Threads per row.
+        threads: Threads per row; below 1 where each works on several rows.
         loads: Loads of a thread that wait for one another, over all passes.
         reads: How often it reads its row.
         idles: Whether a block starts its next row only when all of its threads are done with the last one
@@ -33,7 +34,7 @@ class RowKernel:
         apart: Whether each pass is a kernel of its own, over all rows.
     """
 
-    threads: int
+    threads: float
     loads: float
     reads: int
     idles: bool = False
@@ -66,15 +67,20 @@ def fused(rows: RowSizes, element_bytes: float) -> RowKernel:
     A block that reads rows which are not contiguous in whole lines of the cache works on the neighbours too, and holds
     that much less of each. If that is not enough, the sums of many blocks make a row's, and each pass is a kernel
     (TensorRT has several kernels for an instance norm, whose rows are a channel's pixels, channels last).
+
+    The lanes of a warp stand beside each other in memory: on neighbours where rows are not contiguous, on several rows
+    where these are shorter than a warp (PyTorch, ``Reduce.cuh``: the fastest dimension is along ``block.x``, reduced or
+    not, and a thread has all inputs of an output it does not share; ``PersistentSoftmax.cuh``: 2 to 32 lanes a row).
     """
     beside = max(min(rows.inner, int(_LINE_BYTES / element_bytes)), 1)
-    threads = 1 << max(math.ceil(math.log2(max(rows.length / _HELD_PER_THREAD, 1))), 5)
-    if rows.length * beside <= HELD_ELEMENTS:
-        return RowKernel(min(threads, _MOST_THREADS), 1, 1)
+    held = rows.length * beside
+    if held <= HELD_ELEMENTS:
+        threads = 1 << math.ceil(math.log2(max(held / HELD_PER_THREAD, WARP)))
+        return RowKernel(threads / max(beside, WARP // max(rows.length, 1)), 1, 1)
     threads = max(_MOST_THREADS // beside, 1)
     return RowKernel(threads, _loads(rows, threads), rows.passes, apart=beside > 1)
 
 
 def _loads(rows: RowSizes, threads: int) -> int:
     """Loads that wait for one another where each thread has as many under way as it holds."""
-    return rows.passes * math.ceil(rows.length / (threads * _HELD_PER_THREAD))
+    return rows.passes * math.ceil(rows.length / (threads * HELD_PER_THREAD))
