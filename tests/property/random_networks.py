@@ -7,7 +7,7 @@ import onnx
 from activation_parts import activation
 from dialect_parts import dialect_attention
 from image_parts import IMAGE_PARTS, branches, excited, global_pool, mixed_convs, one_axis
-from map_parts import map_attention, map_positions, neighbours
+from map_parts import map_attention, map_positions, neighbours, reduced_map
 from net_builder import NetBuilder, Value
 from odd_parts import ODD_PARTS
 from token_parts import (
@@ -53,6 +53,7 @@ RARE_PARTS = (
     neighbours,
     interaction,
     *(map_positions,) * 3,
+    *(reduced_map,) * 4,
 )  # fmt: skip
 
 
