@@ -47,7 +47,7 @@ class ConstantAffine:
     Why faster:
         One operation per element less, and a step nearer to the activation that fuses. The compiler of TensorRT for
         RTX fuses most of these itself; quantized weights must contain the factor, or the quantizer sees another range
-        than the kernel. A normalization that products and, behind an addition, a convolution read is written once.
+        than the kernel. A normalization read by products and, behind such arithmetic, by a convolution is one kernel.
     Numerics:
         The same sum with factors multiplied beforehand, in FP64, and rounded once to the weights' type.
     Refuses when:
