@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from activation_parts import activation
 from dialect_parts import dialect_attention
-from image_parts import IMAGE_PARTS, branches, excited, global_pool, mixed_convs, one_axis
+from image_parts import IMAGE_PARTS, branches, excited, global_pool, mixed_convs, one_axis, scaled
 from map_parts import map_attention, map_positions, neighbours, reduced_map
 from net_builder import NetBuilder, Value
 from odd_parts import ODD_PARTS
@@ -54,6 +54,7 @@ RARE_PARTS = (
     interaction,
     *(map_positions,) * 3,
     *(reduced_map,) * 4,
+    *(scaled,) * 2,
 )  # fmt: skip
 
 

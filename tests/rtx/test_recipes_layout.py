@@ -155,6 +155,20 @@ def test_a_normalization_that_a_product_and_a_convolution_read_is_one_kernel(tmp
     assert after[1] < 0.9 * before[1]
 
 
+def test_a_factor_of_a_residual_is_in_the_kernel_of_the_convolution_that_is_added(tmp_path: Path) -> None:
+    body, value = "", "x"
+    for index in range(3):
+        body += f"a{index} = Relu({value}) c{index} = {CONV} (a{index}, k{index}) m{index} = Mul({value}, s) "
+        value = f"y{index}"
+        body += f"{value} = Add(m{index}, c{index}) "
+    graph = f"g (float[8, 64, 28, 28] x) => (float[8, 64, 28, 28] y2) <float[1] s = {{0.5}}> {{ {body} }}"
+    weights = {f"k{index}": (64, 64, 3, 3) for index in range(3)}
+    before = numbers(run(tmp_path, "none", graph, weights))
+    after = numbers(run(tmp_path, "scaled-residual", graph, weights))
+    assert after[0] < before[0]
+    assert after[1] < before[1]
+
+
 def test_what_is_cut_off_behind_a_convolution_is_left_out(tmp_path: Path) -> None:
     graph = (
         "g (float[8, 128, 512] x) => (float[8, 128, 512] y) <int64[1] s = {0}, int64[1] e = {-8}, int64[1] a = {2}> "
