@@ -16,7 +16,9 @@ FACTORS = np.array([0.5, -2.0, 1.5, 0.75], np.float32).reshape(4, 1, 1)
 
 def case(label: str, body: str, factors: Any = FACTORS, io: str = IO, **options: Any) -> Case:
     options = {"weights": {"w": (4, 4, 3, 3), "a": (4,)}, "tolerance": 1e-5, **options}
-    return Case("scaled-residual", label, f"{io} {{ {body} }}", values={"s": np.float32(factors)}, **options)
+    return Case(
+        "scaled-residual", label, f"{io} {{ {body} }}", values={"s": np.asarray(factors, np.float32)}, **options
+    )
 
 
 def refused(label: str, factors: Any) -> Case:
@@ -44,9 +46,9 @@ CASES: tuple[Case, ...] = (
     case("result-used-elsewhere", f"{CONV} m = Mul(x, s) n = Add(m, c) y = Sub(n, c)", changes=0),
     case("activated", f"{CONV} e = Relu(c) m = Mul(x, s) y = Add(m, e)", changes=0),
     case("subtracted", f"{CONV} m = Mul(x, s) y = Sub(m, c)", changes=0),
-    refused("zero", FACTORS * np.float32([[[1]], [[0]], [[1]], [[1]]])),
+    refused("zero", FACTORS * np.array([1, 0, 1, 1]).reshape(4, 1, 1)),
     refused("small", FACTORS / 32),
     refused("large", FACTORS * 32),
     refused("not-finite", [np.inf]),
-    refused("per-column", np.float32([1, 2, 1, 2, 1, 2])),
+    refused("per-column", [1, 2, 1, 2, 1, 2]),
 )
