@@ -64,6 +64,7 @@ from trtopt_recipes.reshape_chain import ReshapeChain
 from trtopt_recipes.residual_activation import ResidualActivation
 from trtopt_recipes.resize_conv import ResizeConv
 from trtopt_recipes.scaled_keys import ScaledKeys
+from trtopt_recipes.scaled_residual import ScaledResidual
 from trtopt_recipes.selu import Selu
 from trtopt_recipes.settled_selection import SettledSelection
 from trtopt_recipes.shared_indices import SharedIndices
@@ -150,6 +151,7 @@ PACK = (
     RepvggBranches(),
     Conv1x1Chain(),
     GatedConv(),
+    ScaledResidual(),
     SplitAfterConv(),
     StridedStem(),
     Conv1d(),

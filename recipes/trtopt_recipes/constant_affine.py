@@ -24,10 +24,12 @@ from trtopt.graph.conv import (
     why_not_fit,
     window_of,
 )
+from trtopt.graph.dims import Dimensions
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _PRODUCERS = ("Conv", "ConvTranspose", "Gemm")
 _ARITHMETIC = ("Mul", "Div", "Add", "Sub")
+_VIEWS = ("Reshape", "Transpose")
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class ConstantAffine:
 
     Rewrite:
         s (W x + b) + t = (s W) x + (s b + t) per output channel; W (s x + t) + b = (W s) x + (W t + b) per input
-        channel. BatchNormalization before a convolution is such an s and t.
+        channel. BatchNormalization before a convolution is such an s and t. Tokens may become the map of a convolution
+        in between, by Reshape and Transpose.
     Requires:
         A constant that is a scalar or has one value per channel; a weight and a bias that are constants. An addition
         before a convolution needs one that does not pad: the padding is zero after the addition, not before.
@@ -44,7 +47,7 @@ class ConstantAffine:
     Why faster:
         One operation per element less, and a step nearer to the activation that fuses. The compiler of TensorRT for
         RTX fuses most of these itself; quantized weights must contain the factor, or the quantizer sees another range
-        than the kernel.
+        than the kernel. A normalization read by products and, behind such arithmetic, by a convolution is one kernel.
     Numerics:
         The same sum with factors multiplied beforehand, in FP64, and rounded once to the weights' type.
     Refuses when:
@@ -59,7 +62,7 @@ class ConstantAffine:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Arithmetic with constants next to a Conv, ConvTranspose or Gemm."""
-        places = []
+        places, known = [], None
         for node in edit.all_nodes(model.graph):
             data = _data_of(node)
             if data is None:
@@ -74,9 +77,13 @@ class ConstantAffine:
             else:
                 users = (user for user, index in node.outputs[0].uses() if index == 0 and edit.is_op(user, *_PRODUCERS))
                 other = next(users, None)
-                if other is None:
+                if other is not None:
+                    reason = _why_not_before(node, data, other)
+                elif (other := _conv_of_tokens(node)) is not None:
+                    known = known or Dimensions(model)
+                    reason = _why_not_tokens(node, data, other, known) or _why_not_before(node, data, other)
+                else:
                     continue
-                reason = _why_not_before(node, data, other)
             places.append((Match((node, other)), reason))
         return Findings.of(places)
 
@@ -86,7 +93,8 @@ class ConstantAffine:
         weight, bias = weight_and_bias(product)
         data = _data_of(node)
         after = data is not None and data.producer() is product
-        affine = _affine(node, *((output_channels(product, weight), _rank(product)) if after else _inputs(product)))
+        sizes = (output_channels(product, weight), _rank(product)) if after else _inputs(product)
+        affine = _affine(node, *sizes, not after and _is_behind_tokens(node, product))
         dtype = np.asarray(edit.constant_of(product.inputs[1])).dtype
         if affine is None or data is None:
             return Refusal(match.label, "it was changed by a rewrite before")
@@ -106,7 +114,7 @@ class ConstantAffine:
             # The surviving tensor holds what the arithmetic put out, so it goes by that name.
             product.outputs[0].name = output
         else:
-            product.replace_input_with(0, data)
+            next(user for user, _ in node.outputs[0].uses()).replace_input_with(0, data)
             edit.remove_node(node)
         keeps_no_bias = edit.input_of(product, 2) is None and not new_bias.any()
         set_weights(edit.Names(model), product, new_weight, None if keeps_no_bias else new_bias)
@@ -139,14 +147,19 @@ def _inputs(product: ir.Node) -> tuple[int, int]:
     return input_channels(product, np.asarray(edit.constant_of(product.inputs[1]))), _rank(product)
 
 
-def _affine(node: ir.Node, channels: int, rank: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Factor and summand per channel; None where the constant is not one per channel."""
+def _affine(node: ir.Node, channels: int, rank: int, on_tokens: bool = False) -> tuple[np.ndarray, np.ndarray] | None:
+    """Factor and summand per channel, the last axis of tokens; None where the constant is not one per channel."""
     ones, zeros = np.ones(channels), np.zeros(channels)
     if node.op_type == "BatchNormalization":
         affine = norm_affine(node)
         return affine if affine is not None and affine[0].shape == (channels,) else None
     left, right = (edit.constant_of(value) for value in node.inputs)
-    constant = per_channel(np.asarray(left if right is None else right), channels, rank)
+    array = np.asarray(left if right is None else right)
+    if on_tokens:
+        if array.shape[-1:] not in ((), (array.size,)):
+            return None
+        array = array.reshape(-1, *(1,) * (rank - 2))
+    constant = per_channel(array, channels, rank)
     if constant is None:
         return None
     if node.op_type == "Add":
@@ -157,13 +170,39 @@ def _affine(node: ir.Node, channels: int, rank: int) -> tuple[np.ndarray, np.nda
         return (constant if node.op_type == "Mul" else ones / constant), zeros
 
 
+def _conv_of_tokens(node: ir.Node) -> ir.Node | None:
+    """The convolution that alone reads the map which Transpose and Reshape, or the reverse, make of a node's result."""
+    first = sole_user(node.outputs[0]) if edit.is_op(node, *_ARITHMETIC) else None
+    second = sole_user(first.outputs[0]) if first is not None and edit.is_op(first, *_VIEWS) else None
+    conv = sole_user(second.outputs[0]) if second is not None and edit.is_op(second, *_VIEWS) else None
+    if first is None or second is None or conv is None or first.op_type == second.op_type:
+        return None
+    perms = {"Transpose": (first, (0, 2, 1)), "Reshape": (second, (0, 3, 1, 2))}
+    transpose, perm = perms[first.op_type]
+    return conv if edit.is_op(conv, "Conv") and edit.ints_attribute(transpose, "perm") == perm else None
+
+
+def _is_behind_tokens(node: ir.Node, product: ir.Node) -> bool:
+    """Whether a node of tokens stands before a convolution of their map, and not of its own result."""
+    return all(user is not product for user, _ in node.outputs[0].uses()) and _conv_of_tokens(node) is product
+
+
+def _why_not_tokens(node: ir.Node, data: ir.Value, conv: ir.Node, known: Dimensions) -> str:
+    tokens, picture = known.of(node.outputs[0]), known.of(conv.inputs[0])
+    if tokens is None or picture is None or (len(tokens), len(picture)) != (3, 4):
+        return "it is not known that its tokens become a map"
+    if tokens[::2] != picture[:2]:
+        return "it is not known that a token becomes a position of the map"
+    return "" if known.of(data) == tokens else "its constant may make its other operand larger"
+
+
 def _why_not(node: ir.Node, product: ir.Node, channels: int) -> str:
     reason = why_not_constant(product)
     if reason:
         return reason
     if trains(node):
         return "it is in training mode"
-    affine = _affine(node, channels, _rank(product))
+    affine = _affine(node, channels, _rank(product), _is_behind_tokens(node, product))
     if affine is None:
         return f"its constant is not one per channel of {product.name}"
     if not all(np.isfinite(array).all() for array in affine):
@@ -184,16 +223,17 @@ def _why_not_after(node: ir.Node, producer: ir.Node) -> str:
 
 
 def _why_not_before(node: ir.Node, data: ir.Value, product: ir.Node) -> str:
-    if sole_user(node.outputs[0]) is not product:
+    on_tokens = _is_behind_tokens(node, product)
+    if sole_user(node.outputs[0]) is not product and not on_tokens:
         return f"its output is used elsewhere than in {product.name}"
     weight = edit.constant_of(edit.input_of(product, 1))
     if product.op_type == "Gemm" and edit.int_attribute(product, "transA", 0):
         return f"{product.name} transposes its input"
     reason = _why_not(node, product, 0 if weight is None else input_channels(product, weight))
-    affine = None if reason else _affine(node, *_inputs(product))
+    affine = None if reason else _affine(node, *_inputs(product), on_tokens)
     if affine is None:
         return reason
-    if node.op_type != "BatchNormalization" and _broadcasts_up(node, data, _rank(product)):
+    if node.op_type != "BatchNormalization" and not on_tokens and _broadcasts_up(node, data, _rank(product)):
         return "its constant gives its other operand more dimensions or channels"
     if not affine[1].any():
         return ""

@@ -30,8 +30,9 @@ class LinearAsConv:
     """Runs a linear layer as a 1x1 convolution where its tokens become an image, or come from one.
 
     Rewrite:
-        Reshape(Transpose(x W + b), [N, C, H, W]) = Conv(Reshape(Transpose(x)), W^T, b), and
-        f(Transpose(Reshape(z))) W + b = Transpose(Reshape(Conv(f(z), W^T, b))) for activations f.
+        Reshape(Transpose(x W + b), [N, C, H, W]) = Conv(Transpose(Reshape(x)), W^T, b), and
+        f(Transpose(Reshape(z))) W + b = Reshape(Transpose(Conv(f(z), W^T, b))) for activations f. Maps are turned
+        where they are maps: a layer normalization before one is a kernel then, not two with FP32 between them.
     Requires:
         A product of tokens [N, S, C] with a constant matrix, and a constant bias; tokens that provably are the
         positions of an image, in either order of Reshape and Transpose; FP32 or FP16.
@@ -74,8 +75,8 @@ class LinearAsConv:
         splice = edit.Splice(model, last, self.name)
         value = layer.source
         if layer.enters:
-            value = splice.fresh("Transpose", value, attributes={"perm": _LAST_TWO})
             value = splice.fresh("Reshape", value, _image(layer, splice))
+            value = splice.fresh("Transpose", value, attributes={"perm": _TO_FIRST})
         for node in layer.activations:
             attributes = {name: attribute.value for name, attribute in node.attributes.items()}
             value = splice.fresh(node.op_type, value, attributes=attributes)
@@ -86,9 +87,9 @@ class LinearAsConv:
         value = splice.op("Conv", *inputs)
         if not layer.enters:
             value.shape = None
-            shape = np.asarray([0, layer.weight.shape[1], -1], np.int64)
-            value = splice.fresh("Reshape", value, splice.constant(shape, last.outputs[0], "tokens"))
-            value = splice.op("Transpose", value, attributes={"perm": _LAST_TWO})
+            shape = np.asarray([0, -1, layer.weight.shape[1]], np.int64)
+            value = splice.fresh("Transpose", value, attributes={"perm": _TO_LAST})
+            value = splice.op("Reshape", value, splice.constant(shape, last.outputs[0], "tokens"))
         splice.finish(value)
         rest = [layer.product, *layer.others]
         while ready := [node for node in rest if node.graph is not None and not node.outputs[0].uses()]:
@@ -133,15 +134,15 @@ def _is_attended(tokens: ir.Value) -> bool:
 
 
 def _image(layer: _Layer, splice: edit.Splice) -> ir.Value:
-    """The shape of the image before the layer."""
-    like, lead = layer.last.outputs[0], [0, layer.weight.shape[0]]
+    """The shape of the image before the layer, its channels last."""
+    like, channels = layer.last.outputs[0], layer.weight.shape[0]
     if not isinstance(layer.size, ir.Value):
-        return splice.constant(np.asarray([*lead, *(layer.size or ())], np.int64), like, "image")
+        return splice.constant(np.asarray([0, *(layer.size or ()), channels], np.int64), like, "image")
     ends = [[at] for at in _height_and_width(layer.last)]
     bounds = [splice.constant(np.asarray(end, np.int64), like, "axis") for end in ends]
     size = splice.fresh("Slice", layer.size, *bounds, like=layer.size)
-    lead_value = splice.constant(np.asarray(lead, np.int64), like, "channels")
-    return splice.fresh("Concat", lead_value, size, attributes={"axis": 0}, like=layer.size)
+    batch, last = (splice.constant(np.asarray([dim], np.int64), like, "dim") for dim in (0, channels))
+    return splice.fresh("Concat", batch, size, last, attributes={"axis": 0}, like=layer.size)
 
 
 def _height_and_width(last: ir.Node) -> tuple[int, int]:

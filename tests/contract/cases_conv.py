@@ -86,6 +86,53 @@ AFFINE: tuple[Case, ...] = (
         {**W, **PER_CHANNEL},
         refusals=1,
     ),
+    *(
+        affine(
+            f"{label}-of-tokens",
+            "g (float[N, 36, 4] x) => (float[N, 4, 3, 3] y) <int64[4] i = {0, 4, 6, 6}, int64[4] j = {0, 6, 6, 4}> "
+            f"{{ d = Mul(x, s) e = Add(d, t) {views} y = Conv <strides = [2, 2]> (m, w, a) }}",
+            {"w": (4, 4, 2, 2), "a": (4,), "s": (4,), "t": (1, 1, 4)},
+            changes=changes,
+        )
+        for label, views, changes in (
+            ("map", "r = Transpose <perm = [0, 2, 1]> (e) m = Reshape(r, i)", 2),
+            ("turned-map", "r = Reshape(e, j) m = Transpose <perm = [0, 3, 1, 2]> (r)", 2),
+            ("transposed-map", "r = Reshape(e, j) m = Transpose <perm = [0, 3, 2, 1]> (r)", 0),
+        )
+    ),
+    affine(
+        "map-that-pads-of-tokens",
+        "g (float[N, 36, 4] x) => (float[N, 4, 6, 6] y) <int64[4] j = {0, 6, 6, 4}> "
+        "{ d = Add(x, t) e = Mul(d, s) r = Reshape(e, j) m = Transpose <perm = [0, 3, 1, 2]> (r) "
+        "y = Conv <pads = [1, 1, 1, 1]> (m, w) }",
+        {"w": (4, 4, 3, 3), "s": (4,), "t": (4,)},
+        changes=1,
+        refusals=1,
+    ),
+    affine(
+        "batches-of-tokens",
+        "g (float[4, 36, 4] x) => (float[4, 4, 5, 5] y) <int64[4] j = {0, 6, 6, 4}> "
+        "{ e = Add(x, t) r = Reshape(e, j) m = Transpose <perm = [0, 3, 1, 2]> (r) y = Conv(m, w) }",
+        {"w": (4, 4, 2, 2), "t": (4, 1, 1)},
+        changes=0,
+        refusals=1,
+    ),
+    affine(
+        "channels-that-are-no-map-of-tokens",
+        "g (float[N, 36, 4] x) => (float[M, 8, 2, 5] y) <int64[4] i = {-1, 8, 3, 6}> "
+        "{ e = Mul(x, t) r = Transpose <perm = [0, 2, 1]> (e) m = Reshape(r, i) y = Conv(m, w) }",
+        {"w": (8, 8, 2, 2), "t": (4,)},
+        changes=0,
+        refusals=1,
+    ),
+    affine(
+        "norm-of-tokens-alone",
+        "g (float[N, 4, 4] x) => (float[N, 4, 1, 1] y) <int64[4] j = {0, 2, 2, 4}> "
+        "{ e = BatchNormalization(x, g, b, m, v) r = Reshape(e, j) p = Transpose <perm = [0, 3, 1, 2]> (r) "
+        "y = Conv(p, w) }",
+        {"w": (4, 4, 2, 2), **BN},
+        changes=0,
+    ),
     affine(
         "norm-alone",
         f"g ({X}) => ({X[:-1]}y) {{ r = Relu(x) n = BatchNormalization(r, g, b, m, v) y = Relu(n) }}",

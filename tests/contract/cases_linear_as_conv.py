@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from contract_case import Case
@@ -18,10 +19,13 @@ SIZES = {
     "tokens": "int64[3] tokens = {0, 4, -1}",
     "flat": "int64[3] flat = {0, -1, 4}",
     "swapped": "int64[4] swapped = {0, 8, 5, 6}",
+    "four": "int64[4] four = {-1, 4, 6, 5}",
+    "crossed": "int64[4] crossed = {0, 5, 6, 4}",
 }
 TOKENS = "float[N, 30, 4] x"
 PICTURE = "float[N, 4, 6, 5] x"
-WEIGHTS = {"w": (4, 8), "b": (8,), "k": (8, 1, 3, 3), "v": (4, 4, 3, 3)}
+WEIGHTS = {"w": (4, 8), "b": (8,), "k": (8, 1, 3, 3), "v": (4, 4, 3, 3), "five": (5, 5, 3, 3)}
+WEIGHTS |= {"scale": (4,), "shift": (4,), "single": (1,)}
 DEPTHWISE = "y = Conv <group = 8, pads = [1, 1, 1, 1]> (i, k)"
 LINEAR = "p = MatMul(x, w) a = Add(p, b)"
 OPEN_IO = "float[N, L, 4] x) => (float[N, 8, L, 1] y"
@@ -31,7 +35,7 @@ CONV = "c = Conv <pads = [1, 1, 1, 1]> (x, v)"
 
 def case(label: str, body: str, io: str, **options: object) -> Case:
     used = ", ".join(text for name, text in SIZES.items() if f" {name})" in body or f" {name}," in body)
-    weights = {name: shape for name, shape in WEIGHTS.items() if f" {name})" in body or f"({name}," in body}
+    weights = {name: shape for name, shape in WEIGHTS.items() if re.search(rf"[ (]{name}[,)]", body)}
     options = {"weights": weights, "tolerance": 1e-5, **options}
     return Case("linear-as-conv", label, f"g ({io}) <{used}> {{ {body} }}", **options)  # type: ignore[arg-type]
 
@@ -50,7 +54,32 @@ def flattened(label: str, body: str, **options: object) -> Case:
     return replace(leaves(label, text, **{"tolerance": 0.0, **options}), recipe="merged-transpose")
 
 
+def shaped(label: str, body: str, **options: object) -> Case:
+    """Tokens that become a map, for merged-transpose."""
+    text = f"t = Transpose <perm = [0, 2, 1]> (x) {body}"
+    made = case(label, text, f"{TOKENS}) => (float[N, 4, 6, 5] y", **{"tolerance": 0.0, **options})
+    return replace(made, recipe="merged-transpose")
+
+
+_MAP = "i = Reshape(t, four) d = Conv <pads = [1, 1, 1, 1]> (i, v)"
+
 CASES: tuple[Case, ...] = (
+    shaped("tokens-become-a-map", f"{_MAP} y = Relu(d)"),
+    shaped("map-of-two-convs", f"{_MAP} c = Conv <pads = [1, 1, 1, 1]> (i, v) y = Sub(d, c)"),
+    shaped("map-of-an-activation-too", f"{_MAP} r = Relu(i) y = Add(d, r)", changes=0),
+    shaped("tokens-turned-used", f"{_MAP} m = ReduceMax(t) y = Add(d, m)", changes=0),
+    shaped("map-is-an-output", "y = Reshape(t, four)", changes=0),
+    shaped(
+        "channels-mixed-up",
+        "i = Reshape(t, crossed) q = Conv <pads = [1, 1, 1, 1]> (i, five) y = Reshape(q, four)",
+        changes=0,
+    ),
+    flattened("map-of-a-norm", "n = LayerNormalization(t, scale, shift) p = MatMul(n, w) y = Add(p, b)"),
+    flattened(
+        "map-of-a-norm-and-a-product",
+        "n = LayerNormalization(t, scale) q = Sub(n, n) p = MatMul(t, w) m = MatMul(q, w) y = Add(p, m)",
+    ),
+    flattened("map-of-a-norm-of-one-scale", "n = LayerNormalization(t, single) y = MatMul(n, w)", changes=0),
     flattened("map", "p = MatMul(t, w) y = Add(p, b)"),
     flattened("map-of-two-products", "p = MatMul(t, w) q = MatMul(t, w) y = Sub(p, q)"),
     flattened("map-of-an-activation", "g = Relu(t) y = MatMul(g, w)", changes=0),

@@ -167,6 +167,18 @@ def excited(b: NetBuilder, x: Value) -> Value:
     return conv(b, y, b.size(2, 12))
 
 
+def scaled(b: NetBuilder, x: Value) -> Value:
+    """Tokens as a map: residual blocks whose residual is scaled, one number a channel or one for all."""
+    y = b.op("Unsqueeze", [x.name, b.ints(3)], (*x.shape, 1))
+    c = y.channels
+    for _ in range(b.size(1, 3)):
+        made = conv(b, cheap_activation(b, y), c, b.pick(1, 3))
+        factor = b.vector(b.pick((c, 1, 1), (1, c, 1, 1), (1,), ()), positive=True)
+        parts = [b.binary(b.pick("Mul", "Mul", "Div"), y, factor), made]
+        y = b.binary("Add", *(reversed(parts) if b.chance() else parts))
+    return y
+
+
 def mixed_convs(b: NetBuilder, x: Value) -> Value:
     """Tokens as a map whose parts are convolved on their own, by kernels of several sizes, and joined."""
     y = b.op("Unsqueeze", [x.name, b.ints(3)], (*x.shape, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from image_parts import conv
 from net_builder import NetBuilder, Value
-from token_parts import linear
+from token_parts import layer_norm, linear
 
 
 def map_attention(b: NetBuilder, x: Value) -> Value:
@@ -87,6 +87,27 @@ def few_entries(b: NetBuilder, x: Value) -> Value:
         weight = b.unary("Sigmoid", gate if keep else b.op("Unsqueeze", [gate.name, b.ints(1)], (n, 1, 1, d)))
         y = b.reduce(kind, b.binary("Mul", stack, weight), (1,), keep)
     return b.reshape(y, n, s, d)
+
+
+def reduced_map(b: NetBuilder, x: Value) -> Value:
+    """Normalized tokens that a product reads, and as a map a convolution that makes fewer tokens, as keys are made."""
+    n, s, d = x.shape[0], x.dim(1), x.width
+    high, wide, cut = b.size(2, 4), b.size(2, 4), b.size(1, 2)
+    tokens = layer_norm(b, b.transpose(linear(b, b.transpose(x, 0, 2, 1), high * wide), 0, 2, 1))
+    y = tokens
+    for kind in b.pick((), ("Mul", "Add"), ("Mul", "Add"), ("Sub",), ("Div",)):
+        y = b.binary(kind, y, b.vector(b.pick((d,), (1, 1, d), (1, d)), positive=kind == "Div"))
+    if b.chance():
+        picture = b.reshape(b.transpose(y, 0, 2, 1), n, d, high, wide)
+    else:
+        picture = b.transpose(b.reshape(y, n, high, wide, d), 0, 3, 1, 2)
+    inputs = [picture.name, b.weight((d, d, cut, cut), d * cut * cut), b.vector((d,))]
+    few = b.op("Conv", inputs[: b.size(2, 3)], [n, d, high // cut, wide // cut], strides=[cut, cut])
+    keys = b.transpose(b.reshape(few, n, d, (high // cut) * (wide // cut)), 0, 2, 1)
+    if b.chance(0.7):
+        keys = layer_norm(b, keys)
+    mixed = b.binary("Add", linear(b, tokens, d), b.reduce("ReduceMean", linear(b, keys, d), (1,), keep=True))
+    return b.binary("Add", x, b.transpose(linear(b, b.transpose(mixed, 0, 2, 1), s), 0, 2, 1))
 
 
 def _non_local(b: NetBuilder, x: Value) -> Value:

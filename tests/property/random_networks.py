@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 from activation_parts import activation
 from dialect_parts import dialect_attention
-from image_parts import IMAGE_PARTS, branches, excited, global_pool, mixed_convs, one_axis
-from map_parts import few_entries, map_attention, map_positions, neighbours
+from image_parts import IMAGE_PARTS, branches, excited, global_pool, mixed_convs, one_axis, scaled
+from map_parts import few_entries, map_attention, map_positions, neighbours, reduced_map
 from net_builder import NetBuilder, Value
 from odd_parts import ODD_PARTS
 from token_parts import (
@@ -55,6 +55,8 @@ RARE_PARTS = (
     *(map_positions,) * 3,
     *(few_entries,) * 4,
     *(windows_apart,) * 3,
+    *(reduced_map,) * 4,
+    *(scaled,) * 2,
 )  # fmt: skip
 
 

@@ -51,9 +51,11 @@ FEW = (
     1139,
     1159,
     1259,
+    1279,
+    1359,
 )
 """Networks in which every recipe finds its pattern."""
-MANY = (*range(260), *range(279, 1260, 20))
+MANY = (*range(260), *range(279, 1400, 20))
 """Each twentieth is one of the rare parts, in turn."""
 FEW_DIALECTS = (*range(DIALECTS, DIALECTS + 19), DIALECTS + 27, DIALECTS + 44, DIALECTS + 89)
 MANY_DIALECTS = range(DIALECTS, DIALECTS + 300)

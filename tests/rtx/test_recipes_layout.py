@@ -147,6 +147,46 @@ def test_a_map_is_turned_before_it_is_flattened_for_a_product(tmp_path: Path) ->
     assert turned[1] < 0.75 * plain[1]
 
 
+def test_a_map_is_turned_before_it_is_flattened_for_a_normalization(tmp_path: Path) -> None:
+    graph = (
+        "g (float[8, 32, 28, 28] x) => (float[8, 784, 64] y) <int64[3] s = {0, 64, -1}> "
+        "{ c = Conv <pads = [1, 1, 1, 1]> (x, k) r = Reshape(c, s) t = Transpose <perm = [0, 2, 1]> (r) "
+        "n = LayerNormalization(t, a, b) l = MatMul(n, w) e = Relu(l) y = MatMul(e, v) }"
+    )
+    weights = {"k": (64, 32, 3, 3), "w": (64, 64), "v": (64, 64), "a": (64,), "b": (64,)}
+    plain = numbers(run(tmp_path, "none", graph, weights))
+    turned = numbers(run(tmp_path, "merged-transpose", graph, weights))
+    assert turned[0] < plain[0]
+    assert turned[1] < plain[1]
+
+
+def test_a_normalization_that_a_product_and_a_convolution_read_is_one_kernel(tmp_path: Path) -> None:
+    graph = (
+        "g (float[8, 784, 64] x) => (float[8, 784, 64] y, float[8, 64, 7, 7] z) <int64[4] s = {0, 64, 28, 28}> "
+        "{ p = MatMul(x, w) n = LayerNormalization(p, a) y = MatMul(n, v) m = Mul(n, f) o = Add(m, b) "
+        "t = Transpose <perm = [0, 2, 1]> (o) i = Reshape(t, s) z = Conv <strides = [4, 4]> (i, k) }"
+    )
+    weights = {"k": (64, 64, 4, 4), "w": (64, 64), "v": (64, 64), **dict.fromkeys("abf", (64,))}
+    before = numbers(run(tmp_path, "none", graph, weights))
+    after = numbers(run(tmp_path, "merged-transpose,constant-affine", graph, weights))
+    assert after[0] < before[0]
+    assert after[1] < 0.9 * before[1]
+
+
+def test_a_factor_of_a_residual_is_in_the_kernel_of_the_convolution_that_is_added(tmp_path: Path) -> None:
+    body, value = "", "x"
+    for index in range(3):
+        body += f"a{index} = Relu({value}) c{index} = {CONV} (a{index}, k{index}) m{index} = Mul({value}, s) "
+        value = f"y{index}"
+        body += f"{value} = Add(m{index}, c{index}) "
+    graph = f"g (float[8, 64, 28, 28] x) => (float[8, 64, 28, 28] y2) <float[1] s = {{0.5}}> {{ {body} }}"
+    weights = {f"k{index}": (64, 64, 3, 3) for index in range(3)}
+    before = numbers(run(tmp_path, "none", graph, weights))
+    after = numbers(run(tmp_path, "scaled-residual", graph, weights))
+    assert after[0] < before[0]
+    assert after[1] < before[1]
+
+
 def test_what_is_cut_off_behind_a_convolution_is_left_out(tmp_path: Path) -> None:
     graph = (
         "g (float[8, 128, 512] x) => (float[8, 128, 512] y) <int64[1] s = {0}, int64[1] e = {-8}, int64[1] a = {2}> "
