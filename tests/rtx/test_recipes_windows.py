@@ -98,3 +98,33 @@ def test_parts_that_are_rotated_keep_their_one_product_until_somebody_judges(tmp
     plain, merged, rotated = costs(load(tmp_path / "m.onnx"), "merged-projection", "rotated-projection")
     assert merged == plain
     assert rotated.kernels > plain.kernels and rotated.predicted_us > plain.predicted_us
+
+
+def test_windows_with_an_axis_of_their_own_are_read_in_place(tmp_path: Path) -> None:
+    parts = " ".join(f"{name} = Gather <axis = 0> (t, i{index})" for index, name in enumerate("qkv"))
+    body = (
+        "n = LayerNormalization(x, ones, b) f = MatMul(n, w) r = Reshape(f, split) "
+        f"t = Transpose <perm = [3, 0, 4, 1, 2, 5]> (r) {parts} kt = Transpose <perm = [0, 1, 2, 4, 3]> (k) "
+        "s0 = MatMul(q, kt) s1 = Mul(s0, size) p = Softmax <axis = -1> (s1) m = MatMul(p, v) "
+        "mt = Transpose <perm = [0, 2, 3, 4, 1]> (m) mr = Reshape(mt, join) o = MatMul(mr, wo) y = Add(x, o)"
+    )
+    made = re.findall(r"(\w+) = (?=[A-Z])", body)
+    first, second = (re.sub(rf"\b({'|'.join(made)})\b", rf"\1_{index}", body) for index in range(2))
+    second = re.sub(r"\bx\b", "y_0", second).replace("y_1", "y")
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 20]> g (float[8, 16, 49, 96] x) => (float[8, 16, 49, 96] y) '
+        "<int64[6] split = {-1, 16, 49, 3, 3, 32}, int64[4] join = {-1, 16, 49, 96}, int64 i0 = {0}, int64 i1 = {1}, "
+        f"int64 i2 = {{2}}, float size = {{0.17}}> {{ {first} {second} }}"
+    )
+    rng = np.random.default_rng(0)
+    for name, shape in {"w": (96, 288), "wo": (96, 96), "b": (96,), "ones": (96,)}.items():
+        array = rng.standard_normal(shape) * 0.05 + (name == "ones")
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
+    onnx.save(model, tmp_path / "m.onnx")
+    plain, merged, ordered = costs(
+        load(tmp_path / "m.onnx"),
+        "merged-windows",
+        "merged-windows,feature-order,merged-projection,batch-first-attention",
+    )
+    assert merged.bytes < 0.95 * plain.bytes
+    assert ordered.kernels < merged.kernels and ordered.bytes < 0.7 * plain.bytes
