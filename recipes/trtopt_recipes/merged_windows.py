@@ -81,7 +81,7 @@ class MergedWindows:
         for node in model.graph if opset >= 13 else ():
             attention = attention_of(node, opset) if edit.is_op(node, "Softmax") else None
             dims = () if attention is None else _dims(attention.scores.outputs[0])
-            if attention is None or len(dims) <= _AXES or node in taken:
+            if attention is None or len(dims) <= _AXES or 0 in dims or node in taken:
                 continue
             places = [_Place(*pair) for pair in itertools.permutations(range(len(dims) - 2), 2)]
             regions = [(at, region) for at in places if (region := _region(attention, at, found)) is not None]
@@ -392,6 +392,12 @@ def _merge(node: ir.Node, region: _Region, splice: edit.Splice) -> None:
     given, output = region.nodes[node], node.outputs[0]
     made, before, dims = region.places[output], _dims(node.inputs[0]), _dims(output)
     source = given[0].gone if 0 in given else _NONE
+    if edit.is_op(node, "MatMul", *_BROADCAST, *_NORMS):
+        matrix = 2 if edit.is_op(node, "MatMul") else 0
+        for index, value in enumerate(node.inputs):
+            axis = len(_dims(value)) - len(dims) + made.gone
+            if value is not None and index not in given and 0 <= axis < len(_dims(value)) - matrix:
+                node.replace_input_with(index, _without(value, axis, splice, node))
     if edit.is_op(node, "Reshape"):
         node.replace_input_with(1, _constant(splice, _merged(dims, made, region.windows), output))
         node.attributes.pop("allowzero", None)
@@ -407,12 +413,6 @@ def _merge(node: ir.Node, region: _Region, splice: edit.Splice) -> None:
         array = edit.constant_of(edit.input_of(node, index))
         axes = edit.ints_attribute(node, "axes") or () if array is None else array.ravel().tolist()
         _set_axes(node, index, [_less(axis % len(before), source) for axis in axes], splice)
-    elif edit.is_op(node, "MatMul", *_BROADCAST):
-        matrix = 2 if edit.is_op(node, "MatMul") else 0
-        for index, value in enumerate(node.inputs):
-            axis = len(_dims(value)) - len(dims) + made.gone
-            if value is not None and index not in given and 0 <= axis < len(_dims(value)) - matrix:
-                node.replace_input_with(index, _without(value, axis, splice, node))
     elif "axis" in node.attributes or edit.is_op(node, "Gather", "Split"):
         axis = edit.int_attribute(node, "axis", 0) % len(before)
         node.attributes["axis"] = ir.AttrInt64("axis", _less(axis, source))

@@ -74,6 +74,11 @@ CASES: tuple[Case, ...] = (
         weights={**WEIGHTS, "g": (8,), "h": (8,)},
     ),
     case(
+        "normalization-whose-scale-has-all-axes",
+        f"n = LayerNormalization <axis = -1> (x, g, h) {body().replace('MatMul(x, w)', 'MatMul(n, w)')} {RESIDUAL}",
+        weights={**WEIGHTS, "g": (1, 1, 1, 8), "h": (1, 1, 5, 8)},
+    ),
+    case(
         "positions-of-windows",
         f"x1 = Add(x, e) {body().replace('MatMul(x, w)', 'MatMul(x1, w)')} y = Add(x1, y0)",
         weights={**WEIGHTS, "e": (1, 3, 5, 8)},
@@ -146,5 +151,6 @@ CASES: tuple[Case, ...] = (
         io=IO.replace("[N, 3, 5, 8] x", "[N, 15, 8] x"),
         numbers=f"{NUMBERS}, int64[6] seven = {{-1, 5, 3, 3, 2, 4}}",
     ),
+    no_case("batch-of-none", f"{body()} {RESIDUAL}", io=IO.replace("N,", "0,")),
     no_case("before-opset-13", f"{body(parts=GATHERED)} y = Identity(y0)", opset=12),
 )
