@@ -186,7 +186,8 @@ def _ports(node: ir.Node, opset: int) -> list[ir.Value]:
         return [first, node.outputs[0]] if _rank(first) == 3 and weight is not None and len(weight.shape) == 2 else []
     if edit.is_op(node, "LayerNormalization", "RMSNormalization"):
         plain = edit.int_attribute(node, "axis", -1) in (-1, 2) and not any(v.uses() for v in node.outputs[1:])
-        plain = plain and all(edit.constant_tensor_of(value) is not None for value in node.inputs[1:])
+        scales = [edit.constant_tensor_of(value) for value in node.inputs[1:]]
+        plain = plain and all(each is not None and math.prod(edit.dims_of(each)[:-1]) == 1 for each in scales)
         return [first, node.outputs[0]] if plain and _rank(first) == 3 else []
     if node.op_type in _OVER_AN_AXIS or not can_permute(node, _SWAP, opset) or not keeps_rank(node):
         return []

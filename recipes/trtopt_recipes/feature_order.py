@@ -79,9 +79,18 @@ def _plan(product: ir.Node) -> tuple[ir.Node, ir.Node, ir.Node] | None:
     if only_user(features) is not product or only_user(ordered) is not reshape or transpose.graph is not product.graph:
         return None
     first = _first_feature(transpose, edit.dims_of(weight)[0])
-    if first is None or list(perm[first:]) == sorted(perm[first:]):
+    if first is None or list(perm[first:]) == sorted(perm[first:]) or _may_copy(reshape, first):
         return None
     return product, reshape, transpose
+
+
+def _may_copy(reshape: ir.Node, first: int) -> bool:
+    """Whether a Reshape may copy the length of an axis from ``first`` on, by a zero in its shape."""
+    target = edit.constant_of(reshape.inputs[1])
+    before, after = edit.dims_of_value(reshape.inputs[0]), edit.dims_of_value(reshape.outputs[0])
+    if target is not None:
+        return 0 in target[first:]
+    return not before or not after or len(after) > first + 1 or before[first] == after[-1]
 
 
 def _first_feature(transpose: ir.Node, width: int) -> int | None:

@@ -77,26 +77,26 @@ class MergedWindows:
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Regions around attention of more than four axes, each named after its Softmax."""
         opset = model.graph.opset_imports.get("", 1)
-        matches, taken = list[Match](), set[ir.Node]()
+        matches, taken, found = list[Match](), set[ir.Node](), _Found()
         for node in model.graph if opset >= 13 else ():
             attention = attention_of(node, opset) if edit.is_op(node, "Softmax") else None
             dims = () if attention is None else _dims(attention.scores.outputs[0])
-            if attention is None or len(dims) <= _AXES or node in taken:
+            if attention is None or len(dims) <= _AXES or 0 in dims or node in taken:
                 continue
-            pairs = itertools.permutations(range(len(dims) - 2), 2)
-            regions = [(pair, region) for pair in pairs if (region := _region(attention, *pair)) is not None]
+            places = [_Place(*pair) for pair in itertools.permutations(range(len(dims) - 2), 2)]
+            regions = [(at, region) for at in places if (region := _region(attention, at, found)) is not None]
             best = max(regions, key=lambda item: (item[1].gain(), len(item[1].nodes)), default=None)
             if best is not None and taken.isdisjoint(best[1].nodes):
                 taken.update(best[1].nodes)
                 others = (each for each in best[1].nodes if each is not node)
-                matches.append(Match((node, *others), choice=f"{best[0][0]} {best[0][1]}"))
+                matches.append(Match((node, *others), choice=f"{best[0].outer} {best[0].inner}"))
         return Findings(tuple(matches))
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Merge the two axes in one region."""
         outer, inner = (int(axis) for axis in match.choice.split())
         attention = attention_of(match.nodes[0], model.graph.opset_imports.get("", 1))
-        region = None if attention is None else _region(attention, outer, inner)
+        region = None if attention is None else _region(attention, _Place(outer, inner), {})
         if region is None:
             return Refusal(match.label, "it has changed since it was found")
         splice = edit.Splice(model, match.nodes[0], self.name)
@@ -193,10 +193,31 @@ class _Region:
         return _Region(self.windows, ports, nodes)
 
 
-def _region(attention: Attention, outer: int, inner: int) -> _Region | None:
+_Found = dict[tuple[ir.Value, _Place], _Region]
+"""Regions by their values and where the axes are in these: that of one attention is often that of others."""
+
+
+def _region(attention: Attention, place: _Place, found: _Found) -> _Region | None:
     """The region around attention that two axes of the scores are to be merged in; None where there is none."""
-    start, graph = attention.scores.outputs[0], attention.scores.graph
-    region, queue = _Region(_dims(start)[inner], {start: _Place(outer, inner)}), [start]
+    start = attention.scores.outputs[0]
+    if (start, place) not in found:
+        region = _spread(start, place)
+        region.shrink()
+        found.update(dict.fromkeys(region.places.items(), region))
+    region = found[start, place]
+    if not region.nodes.keys() >= set(attention.nodes):
+        return None
+    region = region.around(attention.scores)
+    splits = any(perm[:-2] != tuple(range(len(perm) - 2)) for perm in map(_perm_of, region.nodes))
+    return region if splits and region.gain() > 0 else None
+
+
+def _spread(start: ir.Value, place: _Place) -> _Region:
+    """All nodes that two axes of a value can be followed through; none where they would be at two places of a value, or
+    a node would read a value as what has the axes and as what has not."""
+    region, queue = _Region(_dims(start)[place.inner], {start: place}), [start]
+    maker = start.producer()
+    graph = None if maker is None else maker.graph
     while queue:
         value = queue.pop()
         for node in dict.fromkeys([value.producer(), *(user for user, _ in value.uses())]):
@@ -209,16 +230,14 @@ def _region(attention: Attention, outer: int, inner: int) -> _Region | None:
             ports = [(output, made) for output in node.outputs]
             ports += [(source, at) for index, at in given.items() if (source := node.inputs[index]) is not None]
             if any(region.places.get(port, at) != at for port, at in ports):
-                return None
+                region.nodes.clear()
+                return region
             region.nodes[node] = given
             queue += [port for port, _ in ports if port not in region.places]
             region.places.update(ports)
-    region.shrink()
-    if not region.nodes.keys() >= set(attention.nodes):
-        return None
-    region = region.around(attention.scores)
-    splits = any(perm[:-2] != tuple(range(len(perm) - 2)) for perm in map(_perm_of, region.nodes))
-    return region if splits and region.gain() > 0 else None
+    if any(index not in region.nodes.get(user, (index,)) for value in region.places for user, index in value.uses()):
+        region.nodes.clear()
+    return region
 
 
 def _perm_of(node: ir.Node) -> tuple[int, ...]:
@@ -245,10 +264,17 @@ def _carried(node: ir.Node, value: ir.Value, region: _Region) -> tuple[_Place, d
         given = {i: _Place(axis, second[i], place.within) for i, axis in first.items() if i in second}
         others = [index for index in second if index not in first and not _is_one(node, index, second[index])]
         is_same = is_made or all(given.get(index, place) == place for index in indices)
-        if given and len(given) == len(first) and not others and is_same:
-            is_known = not edit.is_op(node, "Squeeze", "Unsqueeze") or edit.axes_of(node) is not None
-            return (_Place(outer, inner, place.within), given) if is_known else None
+        made = _Place(outer, inner, place.within)
+        is_apart = all(at.outer != at.inner for at in (made, *given.values()))
+        if given and len(given) == len(first) and not others and is_same and is_apart:
+            return None if _are_rows_of_many(node, made) else (made, given)
     return None
+
+
+def _are_rows_of_many(node: ir.Node, made: _Place) -> bool:
+    """Whether a product would be left without its axis of rows, and another, of the right operand, in its place."""
+    rows = len(_dims(node.outputs[0])) - 2
+    return edit.is_op(node, "MatMul") and made.gone == rows and len(_dims(node.inputs[1])) > 2
 
 
 def _reshaped(node: ir.Node, value: ir.Value, region: _Region) -> tuple[_Place, dict[int, _Place]] | None:
@@ -279,13 +305,13 @@ def _along(node: ir.Node, axis: int) -> dict[int, int]:
     found, shape = inputs_along(node, axis), node.outputs[0].shape or ()
     if found or shape[axis] != 1 or node.domain != "":
         return found
+    ranks = [0 if value is None or value.shape is None else len(value.shape) for value in node.inputs]
     if edit.is_op(node, "MatMul"):
-        is_other = axis >= len(shape) - 2
+        is_other = axis >= len(shape) - 2 or min(ranks) < 2
     elif edit.is_op(node, *_NORMS):
         is_other = axis >= edit.int_attribute(node, "axis", -1) % len(shape) or any(v.uses() for v in node.outputs[1:])
     else:
         is_other = node.op_type not in _ELEMENTWISE
-    ranks = [0 if value is None or value.shape is None else len(value.shape) for value in node.inputs]
     ends = {index: rank - len(shape) + axis for index, rank in enumerate(ranks)}
     return {} if is_other else {index: end for index, end in ends.items() if end >= 0}
 
@@ -342,7 +368,7 @@ def _entered(value: ir.Value, place: _Place, windows: _Size, splice: edit.Splice
 
 def _leave(value: ir.Value, region: _Region, splice: edit.Splice) -> None:
     """Give a value with the axes apart to what reads it outside."""
-    place, dims = region.places[value], _dims(value)
+    place, dims, shape = region.places[value], _dims(value), value.shape
     apart = _apart(dims, place, region.windows)
     order = _order(len(apart), place)
     made = splice.restore(value, "Reshape", region.nodes, _constant(splice, [apart[axis] for axis in order], value))
@@ -354,6 +380,7 @@ def _leave(value: ir.Value, region: _Region, splice: edit.Splice) -> None:
         made.shape = None
         sizes = [size if isinstance(size, int) else -1 for size in dims]
         made = splice.restore(made, "Reshape", (), _constant(splice, sizes, value))
+    made.shape = None if shape is None else shape.copy()
 
 
 def _constant(splice: edit.Splice, array: Sequence[int], like: ir.Value) -> ir.Value:
@@ -365,6 +392,12 @@ def _merge(node: ir.Node, region: _Region, splice: edit.Splice) -> None:
     given, output = region.nodes[node], node.outputs[0]
     made, before, dims = region.places[output], _dims(node.inputs[0]), _dims(output)
     source = given[0].gone if 0 in given else _NONE
+    if edit.is_op(node, "MatMul", *_BROADCAST, *_NORMS):
+        matrix = 2 if edit.is_op(node, "MatMul") else 0
+        for index, value in enumerate(node.inputs):
+            axis = len(_dims(value)) - len(dims) + made.gone
+            if value is not None and index not in given and 0 <= axis < len(_dims(value)) - matrix:
+                node.replace_input_with(index, _without(value, axis, splice, node))
     if edit.is_op(node, "Reshape"):
         node.replace_input_with(1, _constant(splice, _merged(dims, made, region.windows), output))
         node.attributes.pop("allowzero", None)
@@ -380,11 +413,6 @@ def _merge(node: ir.Node, region: _Region, splice: edit.Splice) -> None:
         array = edit.constant_of(edit.input_of(node, index))
         axes = edit.ints_attribute(node, "axes") or () if array is None else array.ravel().tolist()
         _set_axes(node, index, [_less(axis % len(before), source) for axis in axes], splice)
-    elif edit.is_op(node, "MatMul", *_BROADCAST):
-        for index, value in enumerate(node.inputs):
-            axis = len(_dims(value)) - len(dims) + made.gone
-            if value is not None and index not in given and 0 <= axis < len(_dims(value)):
-                node.replace_input_with(index, _without(value, axis, splice, node))
     elif "axis" in node.attributes or edit.is_op(node, "Gather", "Split"):
         axis = edit.int_attribute(node, "axis", 0) % len(before)
         node.attributes["axis"] = ir.AttrInt64("axis", _less(axis, source))

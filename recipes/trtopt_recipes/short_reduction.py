@@ -55,6 +55,7 @@ class ShortReduction:
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Reductions over one axis of few entries; those of one value, and of what is computed of it, go together."""
         groups, refusals = defaultdict[tuple[ir.Value | None, int], list[ir.Node]](list), []
+        roots = dict[ir.Value, ir.Value]()
         if model.graph.opset_imports.get("", 1) < _OPSET:
             return Findings(())
         for node in edit.all_nodes(model.graph):
@@ -64,7 +65,7 @@ class ShortReduction:
             if edit.is_op(node, *_SUMS) and node.outputs[0].dtype is not ir.DataType.FLOAT:
                 refusals.append(Refusal(str(node.name), "its sum is rounded once, additions round each time"))
             else:
-                groups[_root(node.inputs[0]), found[0]].append(node)
+                groups[_root(node.inputs[0], roots), found[0]].append(node)
         return Findings(tuple(match for nodes in groups.values() for match in _ways(nodes)), tuple(refusals))
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
@@ -131,14 +132,20 @@ def _before_unsqueeze(value: ir.Value, axis: int) -> ir.Value | None:
     return maker.inputs[0] if maker is not None and axes in ((axis,), (axis - len(dims),)) else None
 
 
-def _root(value: ir.Value | None) -> ir.Value | None:
-    """What a value is computed of, entry by entry, in its shape: a map that is weighted, for one."""
-    source = value
-    while source is not None:
-        value, maker = source, source.producer()
+def _root(value: ir.Value | None, roots: dict[ir.Value, ir.Value]) -> ir.Value | None:
+    """What a value is computed of, entry by entry, in its shape: a map that is weighted, for one. ``roots`` are those
+    found before."""
+    path, source = list[ir.Value](), value
+    while source is not None and source not in roots:
+        path.append(source)
+        maker = source.producer()
         inputs = maker.inputs if maker is not None and edit.is_op(maker, *edit.ELEMENTWISE) else ()
-        source = next((each for each in inputs if _is_as_large(each, value)), None)
-    return value
+        source = next((each for each in inputs if _is_as_large(each, path[-1])), None)
+    if source is None and not path:
+        return None
+    root = path[-1] if source is None else roots[source]
+    roots.update(dict.fromkeys(path, root))
+    return root
 
 
 def _is_as_large(one: ir.Value | None, other: ir.Value) -> bool:

@@ -113,6 +113,7 @@ CASES: tuple[Case, ...] = (
     normalized("no-norm", BLOCK.replace("LayerNormalization(x, ns, nb)", "Relu(x)"), changes=0),
     batch_first("pre-norm"),
     batch_first("residual", BIAS_FREE),
+    batch_first("scale-per-token", RESIDUAL, weights={**W, "bo": (8,), "ns": (1, 5, 8)}),
     batch_first("dynamic", io="g (float[N, S, 8] x) => (float[N, S, 8] y)"),
     batch_first(
         "reshaped-to-the-same",

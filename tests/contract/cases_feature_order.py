@@ -9,10 +9,10 @@ SHAPE = "int64[3] o = {-1, 5, 8}"
 WEIGHTS = {"w": (8, 6)}
 
 
-def case(label: str, perm: str, io: str = IO, behind: str = "", **options: object) -> Case:
+def case(label: str, perm: str, io: str = IO, behind: str = "", shape: str = SHAPE, **options: object) -> Case:
     options = {"weights": WEIGHTS, "tolerance": 1e-6, **options}
     text = f"t = Transpose <perm = {perm}> (x) r = Reshape(t, o) y = MatMul(r, w) {behind}"
-    return Case("feature-order", label, f"{io} <{SHAPE}> {{ {text} }}", **options)  # type: ignore[arg-type]
+    return Case("feature-order", label, f"{io} <{shape}> {{ {text} }}", **options)  # type: ignore[arg-type]
 
 
 def no_case(label: str, perm: str, **options: object) -> Case:
@@ -32,6 +32,12 @@ CASES: tuple[Case, ...] = (
         "an-axis-is-cut",
         "[0, 3, 1, 2]",
         io="g (float[N, 4, 2, 5] x) => (float[M, 5, 6] y)",
+    ),
+    no_case(
+        "shape-copies-an-axis",
+        "[0, 1, 3, 2]",
+        io="g (float[N, 5, 1, 8] x) => (float[N, 5, 6] y)",
+        shape="int64[3] o = {0, 0, 0}",
     ),
     case("weight-is-no-constant", "[0, 2, 3, 1]", io=IO.replace("x)", "x, float[8, 6] w)"), weights={}, changes=0),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 from contract_case import Case
 
@@ -36,12 +38,21 @@ def case(label: str, text: str, io: str = IO, numbers: str = NUMBERS, **options:
     return Case("merged-windows", label, f"{io} <{numbers}> {{ {text} }}", **options)  # type: ignore[arg-type]
 
 
+def twice(first: str) -> str:
+    """Two blocks in a row."""
+    second = re.sub(r"\b(f0|f|r|t|q1|k1|v1|q|k|v|qs|kt|s0|s|a|m|mt|mr|y0)\b", r"\1_2", first)
+    return f"{first} {second.replace('MatMul(x, w)', 'MatMul(y0, w)')}"
+
+
 def no_case(label: str, text: str, **options: object) -> Case:
     return case(label, text, **{"changes": 0, **options})  # type: ignore[arg-type]
 
 
 BEHIND = "[0, 1, 3, 2, 4]"
 RESIDUAL = "y1 = Add(x, y0) y = Relu(y1)"
+ONE_TOKEN = NUMBERS.replace("{-1, 3, 5, 3,", "{-1, 3, 1, 3,").replace(
+    "int64[4] o = {-1, 3, 5, 8}", "int64[3] o = {-1, 3, 8}"
+)
 MASK = np.triu(np.full((5, 5), -9.0, np.float32), 1)
 
 CASES: tuple[Case, ...] = (
@@ -61,6 +72,11 @@ CASES: tuple[Case, ...] = (
         "residual-and-normalization",
         f"n = LayerNormalization <axis = -1> (x, g, h) {body().replace('MatMul(x, w)', 'MatMul(n, w)')} {RESIDUAL}",
         weights={**WEIGHTS, "g": (8,), "h": (8,)},
+    ),
+    case(
+        "normalization-whose-scale-has-all-axes",
+        f"n = LayerNormalization <axis = -1> (x, g, h) {body().replace('MatMul(x, w)', 'MatMul(n, w)')} {RESIDUAL}",
+        weights={**WEIGHTS, "g": (1, 1, 1, 8), "h": (1, 1, 5, 8)},
     ),
     case(
         "positions-of-windows",
@@ -88,6 +104,34 @@ CASES: tuple[Case, ...] = (
         io=IO.replace("y)", "y, float[N, 2, 3, 5, 5] s1)"),
         changes=0,
     ),
+    case(
+        "a-mixture-is-an-output",
+        f"{twice(body())} y = Add(x, y0_2)",
+        io=IO.replace("y)", "y, float[N, 2, 3, 5, 4] m)"),
+    ),
+    case("windows-are-rows-of-a-product", f"{body()} {RESIDUAL}", io=IO.replace("3, 5,", "3,"), numbers=ONE_TOKEN),
+    case(
+        "windows-are-rows-of-one-of-many-products",
+        f"{body()} {RESIDUAL}",
+        io=IO.replace("3, 5,", "3,"),
+        numbers=ONE_TOKEN,
+        weights={**WEIGHTS, "w": (1, 8, 24)},
+    ),
+    case("parts-sliced-of-a-batch-of-one", f"{body(parts=SLICED)} {RESIDUAL}", io=IO.replace("N,", "1,")),
+    case(
+        "one-window-of-a-batch-of-one",
+        f"{body()} {RESIDUAL}",
+        io=IO.replace("N, 3", "1"),
+        numbers=NUMBERS.replace("{-1, 3, 5, 3,", "{1, 1, 5, 3,").replace(
+            "int64[4] o = {-1, 3, 5, 8}", "int64[3] o = {1, 5, 8}"
+        ),
+    ),
+    no_case(
+        "what-has-the-axes-is-read-along-others",
+        f"{body()} z = ReduceMax <axes = [2, 3], keepdims = 0> (y0) y = Add(y0, z)",
+        io=IO.replace("N, 3,", "5, 8,"),
+        numbers=NUMBERS.replace("-1, 3,", "5, 8,"),
+    ),
     no_case(
         "mask-of-windows",
         f"{body(scores='s = Add(s0, c)')} {RESIDUAL}",
@@ -107,5 +151,6 @@ CASES: tuple[Case, ...] = (
         io=IO.replace("[N, 3, 5, 8] x", "[N, 15, 8] x"),
         numbers=f"{NUMBERS}, int64[6] seven = {{-1, 5, 3, 3, 2, 4}}",
     ),
+    no_case("batch-of-none", f"{body()} {RESIDUAL}", io=IO.replace("N,", "0,")),
     no_case("before-opset-13", f"{body(parts=GATHERED)} y = Identity(y0)", opset=12),
 )

@@ -274,11 +274,18 @@ def _of_view(node: ir.Node, axis: int) -> dict[int, int]:
     target = constant_of(input_of(node, 1))  # a Squeeze without axes drops whatever is 1
     if before is None or before.shape is None or after.shape is None or target is None:
         return {}
+    if node.op_type in ("Squeeze", "Unsqueeze"):
+        long, short = (before, after) if node.op_type == "Squeeze" else (after, before)
+        gone = {int(each) % rank_of(long) for each in target.ravel()}
+        kept = [each for each in range(rank_of(long)) if each not in gone]
+        if len(kept) != rank_of(short):
+            return {}
+        return {0: kept[axis]} if node.op_type == "Squeeze" else {0: kept.index(axis)} if axis in kept else {}
     dims, size = edit.dims_of_value(before) or (), volume((edit.dims_of_value(after) or ())[axis + 1 :])
     for index, dim in enumerate(before.shape):
         if size is None or not _same(dim, after.shape[axis]) or volume(dims[index + 1 :]) != size:
             continue
         # A zero copies the length of the input's axis at its place, which another axis of the output must not do.
-        copied = node.op_type == "Reshape" and index != axis and index < len(target) and target[index] == 0
+        copied = index != axis and index < len(target) and target[index] == 0
         return {} if copied else {0: index}
     return {}
