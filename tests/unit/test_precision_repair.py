@@ -98,6 +98,13 @@ def test_noise_spread_over_all_nodes_takes_back_as_many_as_needed() -> None:
     assert 32 <= len(found.fallbacks) <= 56
 
 
+def test_a_bound_missed_by_little_takes_few_evaluations() -> None:
+    """Six hundred nodes that each add as much: *leave one in* would weigh all of them."""
+    found, bench = mended(640, added({}, 1.04 / 640))
+    assert found.after.is_allowed and len(found.fallbacks) == 25
+    assert bench.asked <= MOST_EVALUATIONS
+
+
 def test_of_harm_that_only_all_together_do_a_part_goes_back() -> None:
     found, _ = mended(40, lambda narrow: 100.0 if len(narrow) > 30 else 0.0)
     assert found.after.is_allowed and len(found.fallbacks) == 10

@@ -8,8 +8,9 @@ Two searches find the nodes. *Leave one in*: roundings are independent of each o
 noise of a group of nodes is that of the network in which these alone are 16-bit. Groups are halved, the worst first,
 until what is left is small enough. *Leave one out*: some errors only appear jointly, such as a small energy that is
 rounded away and the logarithm of what is left. Where the first search gives up with many nodes in FP32, the second
-finds the shortest stretch of the graph that has to be, by halving from either end. What the outputs do not need is left
-out of what either has found.
+finds the shortest stretch of the graph that has to be, by halving from either end. It comes first where the bound is
+missed by little: then almost any nodes help, and the first search would weigh all of them. What the outputs do not need
+is left out of what either has found.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ MOST_LEFT_OUT = 96
 
 _FEW, _PART = 16, 0.05
 """A number and a share of the nodes; where more go back, the second search looks for fewer."""
+
+_NEAR = 2.0
+"""Noise over the noise allowed up to which the second search comes first."""
 
 _SHARE = 0.5
 """What the groups left in 16 bits may add up to the next time, of what would be allowed if the sum were exact."""
@@ -110,22 +114,19 @@ def repair(
 ) -> Repaired:
     """Put nodes back to FP32 until ``damage_of`` the plan is allowed.
 
-    Costs one evaluation when it is allowed from the start. The first search ends after about ``most`` evaluations, with
-    whole groups in FP32 where there was no time to look into them; the second takes twice the logarithm of the number
-    of nodes. Up to :data:`MOST_LEFT_OUT` more for each of the two leave out what is not needed. Of what they find, the
-    fewest nodes go back, and the result is never worse than the plan given. What the plan quantizes is left out while
-    16-bit types are judged.
+    Costs one evaluation when it is allowed from the start. *Leave one in* ends after about ``most`` evaluations, with
+    whole groups in FP32 where there was no time to look into them; *leave one out* takes twice the logarithm of the
+    number of nodes. Up to :data:`MOST_LEFT_OUT` more for each of the two leave out what is not needed. Of what they
+    find, the fewest nodes go back, and the result is never worse than the plan given. What the plan quantizes is left
+    out while 16-bit types are judged.
     """
     search = _Search(base, plan, damage_of, most)
     before = search.damage(())
     if before.is_allowed or not search.nodes:
         return Repaired(plan, before, before)
-    after = search.run(before)
-    if search.jumps or after.excess >= before.excess:
+    sets = search.sets(before)
+    if not sets:
         return Repaired(plan, before, before)
-    sets = [search.back]
-    if search.gave_up and after.is_allowed and len(search.back) > max(_FEW, _PART * len(search.nodes)):
-        sets = sorted((search.without_spare(back) for back in (search.back, search.stretch(before))), key=len)
     first, *others = (widened(base, plan, back) for back in sets)
     fallbacks = {name: reason for name, reason in first.wide.items() if name not in plan.wide}
     return Repaired(first, before, search.damage(sets[0]), fallbacks, tuple(others))
@@ -184,6 +185,24 @@ class _Search:
             self.evaluations += 1
             self._known[chosen] = self._damage_of(widened(self._base, self._plan, dict.fromkeys(chosen, "")))
         return self._known[chosen]
+
+    def sets(self, before: Damage) -> list[dict[str, str]]:
+        """Nodes that go back to FP32, the fewest first; none where nothing helps."""
+        stretch: dict[str, str] | None = None
+        if before.excess <= _NEAR:
+            stretch = self.without_spare(self.stretch(before))
+            if self._are_few(stretch) and self.damage(stretch).is_allowed:
+                return [stretch]
+        after = self.run(before)
+        if self.jumps or after.excess >= before.excess:
+            return []
+        if not self.gave_up or not after.is_allowed or self._are_few(self.back):
+            return [self.back]
+        stretch = stretch or self.without_spare(self.stretch(before))
+        return sorted((self.without_spare(self.back), stretch), key=len)
+
+    def _are_few(self, back: Collection[str]) -> bool:
+        return len(back) <= max(_FEW, _PART * len(self.nodes))
 
     def run(self, before: Damage) -> Damage:
         """Fill ``back``; the damage that is left."""
