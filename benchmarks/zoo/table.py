@@ -91,7 +91,7 @@ def _db(row: Mapping[str, Any] | None) -> str:
         return "-"
     if row.get("difference") == 0:
         return "equal"
-    text = "not finite" if row.get("db") is None else f"{row['db']:g}"
+    text = "other shapes" if row.get("other_shapes") else "not finite" if row.get("db") is None else f"{row['db']:g}"
     return text if row.get("ort") == "yes" else f"{text} (ONNX Runtime: {_short(row.get('ort', 'no'))})"
 
 
