@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -216,6 +217,27 @@ def test_what_a_piece_does_not_show_is_judged_on_the_whole(chain: ModelArtifact)
     result = judged(chain, judge, Replace((("Neg", "Neg", "Relu"),), only_in=6))
     assert judge.inner == [] and sorted(set(judge.whole)) == [7, 9]
     assert "it does not pay" in step(result).refusals[0].reason
+
+
+def test_an_open_piece_that_does_not_show_the_place_is_not_priced(chain: ModelArtifact) -> None:
+    judge, recipe = Judge(price()), Replace((("Neg", "Neg", "Relu"),), only_in=6)
+    profiles = (ShapeProfile({"x": ((1, 8), (4, 8), (8, 8))}),)
+    apply(chain, (recipe,), target=Target(), judging=Judging(judge, profiles))
+    assert judge.inner == [] and judge.whole
+
+
+def test_a_piece_and_its_rewritten_form_are_priced_at_once(chain: ModelArtifact) -> None:
+    both = threading.Barrier(2, timeout=60)
+
+    class Meeting(Judge):
+        def price(self, model: ir.Model, *, inner: bool) -> Priced:
+            if inner:
+                both.wait()
+            return super().price(model, inner=inner)
+
+    judge = Meeting(price())
+    result = judged(chain, judge, Replace((("Neg", "Neg", "Relu"),)))
+    assert len(judge.inner) % 2 == 0 and "it does not pay" in step(result).refusals[0].reason
 
 
 def test_a_judge_that_fails_refuses_the_place(chain: ModelArtifact) -> None:

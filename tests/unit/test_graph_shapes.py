@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from trtopt.errors import InvalidModelError, UsageError
+from trtopt.graph import shapes as shapes_module
 from trtopt.graph.edit import static_shape
 from trtopt.graph.shapes import infer_shapes, static_shapes
 
@@ -123,6 +124,27 @@ def test_a_branch_chosen_by_a_shape_is_followed() -> None:
                 node.replace_input_with(index, model.graph.initializers["axis"])
     assert static_shapes(model, {"x": (1, 4)})["y"] == (4,)
     assert static_shapes(model, {"x": (2, 4)})["y"] == (2, 4)
+
+
+def test_sizes_that_one_inference_leaves_open_are_found_in_the_part_that_computes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deep = " ".join(f"x{i + 1} = Relu(x{i})" for i in range(20))
+    model = infer_shapes(
+        parse(
+            "g (float[N, 4] x0) => (float[M, 4] y, int64[M] late) "
+            "<int64 zero = {0}, int64 one = {1}, int64[1] axis = {0}> "
+            f"{{ {deep} s = Shape(x20) n = Gather(s, zero) r = Range(zero, n, one) d = Add(r, r) "
+            "y = Gather(x20, d) late = Neg(d) }"
+        )
+    )
+    counts: list[int] = []
+    whole = shapes_module._fixed
+    monkeypatch.setattr(shapes_module, "_fixed", lambda m, to: counts.append(len(m.graph)) or whole(m, to))
+    found = static_shapes(model, {"x0": (5, 4)})
+    assert counts == [6]
+    assert found == shapes_module._collect(whole(model, {"x0": (5, 4)}))
+    assert found["y"] == (5, 4) and found["late"] == (5,)
 
 
 def test_values_whose_shape_depends_on_data_are_absent() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import partial
 
 import onnx
@@ -14,7 +14,17 @@ import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError, UsageError
 from trtopt.graph.dims import name_dimensions
-from trtopt.graph.edit import Names, all_graphs, all_nodes, dims_of_value, remove_node, static_shape, subgraphs_of
+from trtopt.graph.edit import (
+    Names,
+    all_graphs,
+    all_nodes,
+    constant_tensor_of,
+    dims_of_value,
+    is_op,
+    remove_node,
+    static_shape,
+    subgraphs_of,
+)
 from trtopt.graph.fold import constant_branches, fold_shapes, inline_branch
 from trtopt.graph.skeleton import flat_skeleton, skeleton
 from trtopt.support import dynamic_fp4
@@ -82,8 +92,10 @@ def static_shapes(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) 
     """
     fixed = _checked_inputs(model, input_shapes)
     with _named(fixed):
-        quick = _quick_shapes(model, fixed)
-        return _collect(_fixed(model, fixed)) if quick is None else quick
+        if not _is_flat(model):
+            return _collect(_fixed(model, fixed))
+        shapes, left = _quick_shapes(model, fixed)
+        return shapes if not left else shapes | _collect(_fixed(_around(model, left, shapes), shapes))
 
 
 def at_shapes(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) -> ir.Model:
@@ -162,10 +174,10 @@ def _fixed(model: ir.Model, shapes: Mapping[str, _Dims]) -> ir.Model:
     return clone
 
 
-def _quick_shapes(model: ir.Model, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]] | None:
-    """Every shape from one inference on a protobuf; None where that does not find all, or graphs are nested."""
-    if not _is_flat(model):
-        return None
+def _quick_shapes(
+    model: ir.Model, inputs: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, tuple[int, ...]], list[ir.Node]]:
+    """The shapes that one inference on a protobuf finds in a flat model, and the nodes it leaves open."""
     proto = flat_skeleton(model, _custom(model))
     for info in proto.graph.input:
         info.type.tensor_type.shape.Clear()
@@ -182,7 +194,55 @@ def _quick_shapes(model: ir.Model, inputs: Mapping[str, tuple[int, ...]]) -> dic
         dims = info.type.tensor_type.shape.dim
         if info.type.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in dims):
             shapes[info.name] = tuple(dim.dim_value for dim in dims)
-    return shapes if all(name in shapes for node in proto.graph.node for name in node.output if name) else None
+    return shapes, [n for n in model.graph if any(v.name and v.name not in shapes for v in n.outputs)]
+
+
+def _around(model: ir.Model, left: Sequence[ir.Node], shapes: Mapping[str, tuple[int, ...]]) -> ir.Model:
+    """A model of the nodes that are left open, of what reads them, and of what computes the numbers they read: sizes
+    are found there as in the whole, which may be many times as large. The whole, where a value at its border has no
+    type."""
+    numbers = _numbers(model)
+    chosen = {*left, *(user for node in left for value in node.outputs for user, _ in value.uses())}
+    border: dict[ir.Value, None] = {}
+    stack = list(chosen)
+    while stack:
+        for value in stack.pop().inputs:
+            producer = None if value is None else value.producer()
+            if value is None or producer is None or producer in chosen:
+                continue
+            if value in numbers:
+                chosen.add(producer)
+                stack.append(producer)
+            else:
+                border[value] = None
+    kept = [node for node in model.graph if node in chosen]
+    weights = dict.fromkeys(v for node in kept for v in node.inputs if v is not None and v.is_initializer())
+    outputs = [v for node in kept for v in node.outputs if v.name and not any(user in chosen for user, _ in v.uses())]
+    if any(value.type is None for value in (*border, *outputs)):
+        return model
+    graph = ir.GraphView(
+        [*model.graph.inputs, *(value for value in border if value.producer() not in chosen)],
+        outputs,
+        nodes=kept,
+        initializers=list(weights),
+        opset_imports=dict(model.graph.opset_imports),
+        name=model.graph.name,
+    ).clone()
+    return ir.Model(graph, ir_version=model.ir_version)
+
+
+def _numbers(model: ir.Model) -> set[ir.Value]:
+    """The values that sizes may be computed from: integers, and what follows from constants and shapes alone."""
+    found: set[ir.Value] = set()
+    for node in model.graph:
+        read = (value for value in node.inputs if value is not None)
+        is_constant = is_op(node, "Shape", "Size") or all(v in found or constant_tensor_of(v) is not None for v in read)
+        found.update(
+            v
+            for v in node.outputs
+            if is_constant or v.dtype is None or v.dtype.is_integer() or v.dtype == ir.DataType.BOOL
+        )
+    return found
 
 
 def _is_flat(model: ir.Model) -> bool:

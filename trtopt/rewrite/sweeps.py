@@ -90,21 +90,10 @@ class PlaceJudge:
         verdict = None
         if len(subgraph.graph) < len(model.graph):
             infer_in_place(subgraph)
-            verdict = self._judged(recipe, matches, self._priceable(subgraph), inner=True)
+            verdict = self._judged(recipe, matches, subgraph, inner=True)
         if verdict is None:  # it is all, or the subgraph does not show enough of the graph for the recipe
             verdict = self._judged(recipe, matches, model, inner=False)
         return verdict or Verdict(matches[0].choice, False, _UNSEEN)
-
-    def _priceable(self, subgraph: ir.Model) -> ir.Model:
-        """The subgraph; at the optimum of its profile where it can be judged only so."""
-        if profile_of(subgraph) is None:
-            return subgraph
-        try:
-            self.price(subgraph, inner=True)
-        except TrtoptError as error:
-            self.on_event(Event("warning", "rewrite", text=f"{only_at_optimum(subgraph)}: {error.what}"))
-            return at_shapes(subgraph, best_shapes(subgraph))
-        return subgraph
 
     def begin(self, model: ir.Model, *, inner: bool = False) -> None:
         """Begin to price a model beside other work."""
@@ -124,19 +113,24 @@ class PlaceJudge:
         return hashlib.sha256(f"{recipe!r} {ways} {structure_key(subgraph)}".encode()).hexdigest()
 
     def _judged(self, recipe: Recipe, matches: Sequence[Match], subgraph: ir.Model, *, inner: bool) -> Verdict | None:
-        """The verdict from one subgraph; None where the recipe finds nothing in it."""
+        """The verdict from one subgraph, at the optimum of its profile where it can be priced only so; None where the
+        recipe finds nothing in it. It and the first form are priced at once."""
         label, wanted = matches[0].label, {match.choice for match in matches}
         there = [m for m in recipe.find(subgraph, self.target).matches if m.label == label and m.choice in wanted]
         if not there:
             return None
+        self.begin(subgraph, inner=inner)
+        forms = [(match, self._rewritten(recipe, match, subgraph)) for match in there]
+        for _, form in forms:
+            if not isinstance(form, Refusal):
+                self.begin(form, inner=inner)
         try:
             before = self.price(subgraph, inner=inner)
         except TrtoptError as error:
+            if inner and profile_of(subgraph) is not None:
+                self.on_event(Event("warning", "rewrite", text=f"{only_at_optimum(subgraph)}: {error.what}"))
+                return self._judged(recipe, matches, at_shapes(subgraph, best_shapes(subgraph)), inner=True)
             return Verdict(matches[0].choice, False, f"it cannot be judged: {error.what}")
-        forms = [(match, self._rewritten(recipe, match, subgraph)) for match in there]
-        for _, form in forms[1:]:  # beside the first
-            if not isinstance(form, Refusal):
-                self.begin(form, inner=inner)
         tried = [(self._tried(match, form, before, inner), form) for match, form in forms]
         return _best(tried, subgraph)
 
