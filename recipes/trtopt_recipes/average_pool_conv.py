@@ -42,7 +42,7 @@ class AveragePoolConv:
         for node in all_nodes(model.graph):
             is_pool = is_op(node, "AveragePool", "GlobalAveragePool")
             conv = node.inputs[0].producer() if is_pool and node.inputs[0] else None
-            if conv is None or not is_op(conv, "Conv") or constant_of(input_of(conv, 1)) is None:
+            if not is_op(conv, "Conv") or constant_of(input_of(conv, 1)) is None:
                 continue
             window = window_of(conv)
             if window is None or not window.is_pointwise:

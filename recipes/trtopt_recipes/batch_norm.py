@@ -43,7 +43,7 @@ class BatchNorm:
         places = []
         for node in edit.all_nodes(model.graph):
             producer = node.inputs[0].producer() if edit.is_op(node, "BatchNormalization") and node.inputs[0] else None
-            if producer is None or not edit.is_op(producer, *_PRODUCERS):
+            if not edit.is_op(producer, *_PRODUCERS):
                 continue
             places.append((Match((node, producer)), _why_not(node, producer)))
         return Findings.of(places)

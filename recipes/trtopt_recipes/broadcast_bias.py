@@ -109,14 +109,14 @@ def _plan(softmax: ir.Node, opset: int) -> _Plan | str | None:
         return None
     scores = _scaled(attention.scores)
     user = only_user(scores)
-    if user is None or not edit.is_op(user, "Reshape"):
+    if not edit.is_op(user, "Reshape"):
         return None
     others, nodes, value = list[ir.Value | None](), [attention.scores, user], user.outputs[0]
-    while (user := only_user(value)) is not None and edit.is_op(user, "Add"):
+    while edit.is_op(user := only_user(value), "Add"):
         others.append(user.inputs[1 if user.inputs[0] is value else 0])
         nodes.append(user)
         value = user.outputs[0]
-    if user is None or not others or not edit.is_op(user, "Reshape") or user.inputs[0] is not value:
+    if not others or not edit.is_op(user, "Reshape") or user.inputs[0] is not value:
         return None
     terms = _terms(value, others, user.outputs[0])
     if terms is None or isinstance(terms, str):
@@ -129,7 +129,7 @@ def _plan(softmax: ir.Node, opset: int) -> _Plan | str | None:
 def _scaled(product: ir.Node) -> ir.Value:
     """The product times a number, if there is one behind it."""
     value = product.outputs[0]
-    while (user := only_user(value)) is not None and edit.is_op(user, "Mul", "Div"):
+    while edit.is_op(user := only_user(value), "Mul", "Div"):
         number = edit.constant_of(user.inputs[1 if user.inputs[0] is value else 0])
         if number is None or number.size != 1 or (edit.is_op(user, "Div") and user.inputs[0] is not value):
             break
@@ -163,8 +163,8 @@ def _terms(whole: ir.Value, added: Sequence[ir.Value | None], flat: ir.Value) ->
 
 def _leaves(value: ir.Value | None) -> list[ir.Value]:
     """What is added up."""
-    node = value.producer() if value is not None else None
-    if node is None or not edit.is_op(node, "Add"):
+    node = edit.maker_of(value)
+    if not edit.is_op(node, "Add"):
         return [value] if value is not None else []
     return [leaf for each in node.inputs for leaf in _leaves(each)]
 

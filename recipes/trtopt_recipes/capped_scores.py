@@ -66,7 +66,7 @@ class CappedScores:
 def _is_small(cap: ir.Node) -> bool:
     """Whether at most :data:`_LARGEST` multiplies the tanh right behind it, if anything does."""
     user = only_user(cap.outputs[0])
-    if user is None or not edit.is_op(user, "Mul", "Div"):
+    if not edit.is_op(user, "Mul", "Div"):
         return user is not None
     factor = next((edit.constant_of(value) for value in user.inputs if value is not cap.outputs[0]), None)
     if factor is None or not factor.size:

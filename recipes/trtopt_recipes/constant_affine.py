@@ -69,7 +69,7 @@ class ConstantAffine:
                 continue
             producer = data.producer()
             other: ir.Node | None
-            if producer is not None and edit.is_op(producer, *_PRODUCERS):
+            if edit.is_op(producer, *_PRODUCERS):
                 # A normalization after a convolution belongs to the recipe batch-norm.
                 if node.op_type == "BatchNormalization":
                     continue
@@ -173,8 +173,8 @@ def _affine(node: ir.Node, channels: int, rank: int, on_tokens: bool = False) ->
 def _conv_of_tokens(node: ir.Node) -> ir.Node | None:
     """The convolution that alone reads the map which Transpose and Reshape, or the reverse, make of a node's result."""
     first = sole_user(node.outputs[0]) if edit.is_op(node, *_ARITHMETIC) else None
-    second = sole_user(first.outputs[0]) if first is not None and edit.is_op(first, *_VIEWS) else None
-    conv = sole_user(second.outputs[0]) if second is not None and edit.is_op(second, *_VIEWS) else None
+    second = sole_user(first.outputs[0]) if edit.is_op(first, *_VIEWS) else None
+    conv = sole_user(second.outputs[0]) if edit.is_op(second, *_VIEWS) else None
     if first is None or second is None or conv is None or first.op_type == second.op_type:
         return None
     perms = {"Transpose": (first, (0, 2, 1)), "Reshape": (second, (0, 3, 1, 2))}

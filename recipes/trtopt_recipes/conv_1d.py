@@ -148,8 +148,8 @@ class _Rows:
             old = edit.input_of(node, 1)
             node.replace_input_with(1, value)
             node.attributes.pop("allowzero", None)
-            before = old.producer() if old is not None else None
-            if edit.is_op(before, "Shape") and before is not None and not before.outputs[0].uses():
+            before = edit.maker_of(old)
+            if edit.is_op(before, "Shape") and not before.outputs[0].uses():
                 edit.remove_node(before)
         return list(self.sizes)
 
@@ -202,9 +202,9 @@ def _norms(model: ir.Model) -> dict[ir.Node, _Rows | None]:
 
 def _rows_between(node: ir.Node, groups: int, known: Dimensions) -> _Rows | None:
     """The normalization of [N, groups, C L / groups] between two Reshapes that make it of [N, C, L] and that of it."""
-    split = node.inputs[0].producer() if node.inputs[0] is not None else None
+    split = edit.maker_of(node.inputs[0])
     back = only_user(node.outputs[0])
-    if split is None or back is None or not edit.is_op(split, "Reshape") or not edit.is_op(back, "Reshape"):
+    if not edit.is_op(split, "Reshape") or not edit.is_op(back, "Reshape"):
         return None
     dims, rows = known.of(split.inputs[0]), known.of(split.outputs[0])
     if dims is None or rows is None or len(dims) != 3 or not isinstance(dims[1], int) or rows[0] != dims[0]:

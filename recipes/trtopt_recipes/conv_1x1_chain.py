@@ -50,7 +50,7 @@ class Conv1x1Chain:
         places = []
         for node in edit.all_nodes(model.graph):
             first = node.inputs[0].producer() if edit.is_op(node, "Conv") and node.inputs[0] else None
-            if first is None or not edit.is_op(first, "Conv") or not _is_chain(first, node):
+            if not edit.is_op(first, "Conv") or not _is_chain(first, node):
                 continue
             places.append((Match((node, first)), _why_not(first, node)))
         return Findings.of(places)

@@ -271,7 +271,7 @@ def _is_long(known: Dimensions, node: ir.Node) -> bool:
     """Whether the shape is computed by more than a Shape and a Concat with constants."""
     shape = node.inputs[1]
     held = known.held(shape)
-    maker = shape.producer() if shape is not None else None
+    maker = edit.maker_of(shape)
     if held is None or maker is None or not held or any(dim is None or dim in (0, -1) for dim in held):
         return False
     makers = [value.producer() for value in maker.inputs if value is not None] if maker.op_type == "Concat" else [maker]

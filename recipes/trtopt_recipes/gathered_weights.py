@@ -131,9 +131,9 @@ def _place(known: Dimensions, node: ir.Node) -> _Place | None:
 def _repeated(known: Dimensions, rows: ir.Value, width: Dim) -> tuple[ir.Value, int]:
     """What an Expand [tokens, 1, width] -> [tokens, repeats, width] makes rows of, and its repeats; or the rows, 1."""
     maker = rows.producer()
-    while maker is not None and edit.is_op(maker, "Reshape", "Squeeze", "Unsqueeze") and maker.inputs[0] is not None:
+    while edit.is_op(maker, "Reshape", "Squeeze", "Unsqueeze") and maker.inputs[0] is not None:
         maker = maker.inputs[0].producer()
-    source = maker.inputs[0] if maker is not None and edit.is_op(maker, "Expand") else None
+    source = maker.inputs[0] if edit.is_op(maker, "Expand") else None
     before, after = known.of(source) or (), known.of(maker.outputs[0] if maker is not None else None) or ()
     if source is None or len(before) != _STACK or len(after) != _STACK or not isinstance(after[1], int):
         return rows, 1

@@ -113,7 +113,7 @@ def _axes(node: ir.Node, opset: int) -> tuple[int, ...]:
 def _is_of_conv(value: ir.Value | None) -> bool:
     """Whether a convolution makes a map, or nodes of one computed input behind it do."""
     for _ in range(_DEPTH):
-        node = None if value is None else value.producer()
+        node = edit.maker_of(value)
         if node is None or edit.is_op(node, "Conv"):
             return node is not None
         data = [each for each in node.inputs if each is not None and edit.constant_tensor_of(each) is None]

@@ -162,9 +162,9 @@ def one_group(node: ir.Node, known: Dimensions) -> Norm | None:
     scale, bias = (edit.constant_of(edit.input_of(node, index)) for index in (1, 2))
     if scale is None or bias is None or scale.size != 1:
         return None
-    first = node.inputs[0].producer() if node.inputs[0] is not None else None
+    first = edit.maker_of(node.inputs[0])
     last = only_user(node.outputs[0])
-    if first is None or last is None or not edit.is_op(first, "Reshape") or not edit.is_op(last, "Reshape"):
+    if not edit.is_op(first, "Reshape") or not edit.is_op(last, "Reshape"):
         return None
     x, rows = first.inputs[0], known.of(first.outputs[0])
     dims = known.of(x)
@@ -188,6 +188,6 @@ def one_group(node: ir.Node, known: Dimensions) -> Norm | None:
 
 
 def _other_constant(user: ir.Node | None, value: ir.Value, op_type: str) -> np.ndarray | None:
-    if user is None or not edit.is_op(user, op_type):
+    if not edit.is_op(user, op_type):
         return None
     return edit.constant_of(user.inputs[1] if user.inputs[0] is value else user.inputs[0])

@@ -92,8 +92,8 @@ def _convs(join: ir.Node) -> list[ir.Node]:
     """The convolutions, two at least, that make every input of a Concat along the channels; none where others do."""
     if not edit.is_op(join, "Concat") or len(join.inputs) < 2:
         return []
-    convs = [None if value is None else value.producer() for value in join.inputs]
-    found = [node for node in convs if node is not None and edit.is_op(node, "Conv")]
+    convs = [edit.maker_of(value) for value in join.inputs]
+    found = [node for node in convs if edit.is_op(node, "Conv")]
     if len(found) < len(convs) or _split(found) is None:
         return []
     weight = edit.constant_of(edit.input_of(found[0], 1))
@@ -104,8 +104,8 @@ def _convs(join: ir.Node) -> list[ir.Node]:
 def _split(convs: list[ir.Node]) -> ir.Node | None:
     """The Split along the channels of whose parts, in their order, the convolutions are; None where there is none."""
     source = convs[0].inputs[0] if convs else None
-    split, weight = None if source is None else source.producer(), edit.constant_of(edit.input_of(convs[0], 1))
-    if split is None or weight is None or not edit.is_op(split, "Split"):
+    split, weight = edit.maker_of(source), edit.constant_of(edit.input_of(convs[0], 1))
+    if weight is None or not edit.is_op(split, "Split"):
         return None
     if edit.int_attribute(split, "axis", 0) not in (1, 1 - weight.ndim) or len(split.outputs) != len(convs):
         return None

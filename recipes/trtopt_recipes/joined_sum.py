@@ -130,4 +130,4 @@ def _dims(value: ir.Value | None) -> tuple[int | str | None, ...]:
 def _maker(value: ir.Value | None, op_type: str) -> ir.Node | None:
     """The operator that makes a value which is used once."""
     node = value.producer() if value is not None and used_once(value) else None
-    return node if node is not None and edit.is_op(node, op_type) else None
+    return node if edit.is_op(node, op_type) else None

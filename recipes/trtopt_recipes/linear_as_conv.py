@@ -127,10 +127,10 @@ class _Layer:
 def _is_attended(tokens: ir.Value) -> bool:
     """Whether tokens are the rows of ``Softmax(..) V``: with several heads, a Transpose is between."""
     node = tokens.producer()
-    while node is not None and edit.is_op(node, "Reshape") and node.inputs[0] is not None:
+    while edit.is_op(node, "Reshape") and node.inputs[0] is not None:
         node = node.inputs[0].producer()
-    value = node.inputs[0] if node is not None and edit.is_op(node, "MatMul") else None
-    return value is not None and value.producer() is not None and edit.is_op(value.producer(), "Softmax")
+    value = node.inputs[0] if edit.is_op(node, "MatMul") else None
+    return value is not None and edit.is_op(value.producer(), "Softmax")
 
 
 def _image(layer: _Layer, splice: edit.Splice) -> ir.Value:
@@ -153,7 +153,7 @@ def _height_and_width(last: ir.Node) -> tuple[int, int]:
 def _context(layer: _Layer) -> tuple[ir.Node, ...]:
     """The convolution that reads or makes the image: what the layer costs shows there."""
     node = only_user(layer.last.outputs[0]) if layer.enters else layer.source.producer()
-    return (node,) if node is not None and edit.is_op(node, "Conv") else ()
+    return (node,) if edit.is_op(node, "Conv") else ()
 
 
 def _layers(model: ir.Model) -> Iterator[_Layer]:
@@ -183,7 +183,7 @@ def _layers(model: ir.Model) -> Iterator[_Layer]:
 
 def _bias(add: ir.Node | None, value: ir.Value, channels: int) -> np.ndarray | None:
     """The constant that a node adds to ``value``, one number per channel."""
-    if add is None or not edit.is_op(add, "Add"):
+    if not edit.is_op(add, "Add"):
         return None
     array = edit.constant_of(add.inputs[1] if add.inputs[0] is value else add.inputs[0])
     return array.reshape(-1) if array is not None and array.shape[-1:] == (channels,) == (array.size,) else None
@@ -220,7 +220,7 @@ def _left(x: ir.Value, known: Dimensions) -> tuple[tuple[ir.Node, ...], tuple[ir
     node = x.producer()
     while node is not None and node.domain == "" and node.op_type in _UNARY and only_user(node.outputs[0]) is not None:
         activations.append(node)
-        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+        node = edit.maker_of(node.inputs[0])
     if node is None or node.inputs[0] is None or (activations and only_user(node.outputs[0]) is None):
         return None
     inner = node.inputs[0].producer()

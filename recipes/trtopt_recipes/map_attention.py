@@ -474,8 +474,8 @@ class _Writer:
 
 def _unflattened(value: ir.Value | None) -> ir.Value | None:
     """The map whose positions a value is, or itself: maps are transposed with less copies before they are flattened."""
-    node = None if value is None else value.producer()
-    source = node.inputs[0] if node is not None and edit.is_op(node, "Reshape") else None
+    node = edit.maker_of(value)
+    source = node.inputs[0] if edit.is_op(node, "Reshape") else None
     before, after = (edit.dims_of_value(item) for item in (source, value))
     if before is None or after is None or (len(before), len(after)) != (4, 3) or None in after[:2]:
         return value
@@ -528,7 +528,7 @@ def _behind(plan: _Plan, row: np.ndarray) -> tuple[ir.Node | None, bool, np.ndar
             other = next((each for each in user.inputs if each is not value), None) if edit.is_op(user, "Add") else None
             reads = edit.is_op(user, "Conv") and user.inputs[0] is value
             conv = user if reads else other.producer() if other is not None and only_user(other) is not None else None
-            if conv is None or not edit.is_op(conv, "Conv") or array.ndim != len(conv.outputs[0].shape or ()):
+            if not edit.is_op(conv, "Conv") or array.ndim != len(conv.outputs[0].shape or ()):
                 return None, False, None
             return conv, reads, per_channel(one_per(array), array.shape[1], array.ndim)
         value = user.outputs[0]

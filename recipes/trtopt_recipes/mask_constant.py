@@ -207,7 +207,7 @@ class _Flow:
     def _bound_of(self, value: ir.Value, depth: int) -> float:
         node = value.producer()
         array = edit.constant_of(value)
-        if array is None and edit.is_op(node, "ConstantOfShape") and node is not None:
+        if array is None and edit.is_op(node, "ConstantOfShape"):
             array = _filling(node)
         if array is not None:
             return min(_largest(array), _LARGEST)
@@ -266,7 +266,7 @@ def _least_scale(node: ir.Node, index: int) -> float:
 
 def _is_integral(value: ir.Value | None, depth: int) -> bool:
     """Whether a float holds integers: then what is not 0 is at least 1."""
-    node = value.producer() if value is not None else None
+    node = edit.maker_of(value)
     array = edit.constant_of(value) if depth else None
     if array is not None:
         return array.size <= 1 << 20 and bool((array == np.rint(array)).all())
@@ -290,8 +290,8 @@ def _over_last(softmax: ir.Node, opset: int) -> bool:
 def _selects_along(softmax: ir.Node, opset: int) -> bool:
     """Whether a Where right before a softmax tells the elements apart that it is over, along whatever axis."""
     value = softmax.inputs[0]
-    where = value.producer() if value is not None else None
-    condition = edit.dims_of_value(where.inputs[0]) if where is not None and edit.is_op(where, "Where") else None
+    where = edit.maker_of(value)
+    condition = edit.dims_of_value(where.inputs[0]) if edit.is_op(where, "Where") else None
     if condition is None or value is None or value.shape is None or opset < _ONE_AXIS:
         return False
     axis = edit.int_attribute(softmax, "axis", -1) % len(value.shape) - len(value.shape)

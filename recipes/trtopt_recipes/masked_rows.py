@@ -90,7 +90,7 @@ def _product(guard: ir.Node) -> ir.Node | None:
     node = only_user(value)
     while node is not None and is_pass(node):
         value, node = node.outputs[0], only_user(node.outputs[0])
-    if node is None or not edit.is_op(node, "MatMul") or node.inputs[0] is not value:
+    if not edit.is_op(node, "MatMul") or node.inputs[0] is not value:
         return None
     values = node.inputs[1]
     return node if values is not None and values.shape is not None and len(values.shape) > 1 else None

@@ -151,13 +151,13 @@ def _plan(product: ir.Node) -> _Plan | None:
     if weight is None or len(weight.shape) != 2 or total.shape is None or len(total.shape) < 3:
         return None
     nodes, value, add = [product], total, only_user(total)
-    if add is not None and edit.is_op(add, "Add") and _bias_of(add) is not None:
+    if edit.is_op(add, "Add") and _bias_of(add) is not None:
         nodes.append(add)
         value = add.outputs[0]
     else:
         add = None
     start = value
-    while (user := only_user(value)) is not None and edit.is_op(user, *_MOVES):
+    while edit.is_op(user := only_user(value), *_MOVES):
         nodes.append(user)
         value = user.outputs[0]
     if value is start or value.is_graph_output():
@@ -188,7 +188,7 @@ def _chains(cut: ir.Node, output: ir.Value) -> Iterator[list[tuple[ir.Node, ir.V
     """What cuts a part out, and with it one, two and more of the moves behind it, each with its output."""
     chain, user = [(cut, output)], only_user(output)
     yield chain
-    while user is not None and edit.is_op(user, *_MOVES):
+    while edit.is_op(user, *_MOVES):
         chain = [*chain, (user, user.outputs[0])]
         yield chain
         user = only_user(chain[-1][1])

@@ -9,7 +9,16 @@ import onnx_ir as ir
 
 from trtopt.graph.attention import only_user
 from trtopt.graph.dims import Dimensions
-from trtopt.graph.edit import Splice, all_nodes, constant_of, constant_tensor_of, ints_attribute, is_op, remove_node
+from trtopt.graph.edit import (
+    Splice,
+    all_nodes,
+    constant_of,
+    constant_tensor_of,
+    ints_attribute,
+    is_op,
+    maker_of,
+    remove_node,
+)
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -108,7 +117,7 @@ def _chain(last: ir.Node) -> tuple[ir.Node, ir.Node, ir.Node] | None:
         if not is_op(nodes[-1], kind) or nodes[-1].graph is not last.graph:
             return None
         value = nodes[-1].inputs[0]
-        maker = value.producer() if value is not None else None
+        maker = maker_of(value)
         if len(nodes) == 3:
             break
         if value is None or maker is None or only_user(value) is None:
@@ -139,7 +148,7 @@ def _tokens(transpose: ir.Node) -> tuple[ir.Node, ir.Node] | None:
         return None
     flat, tokens = transpose.inputs[0], transpose.outputs[0]
     reshape = flat.producer() if flat is not None and only_user(flat) is not None else None
-    if reshape is None or not is_op(reshape, "Reshape") or reshape.graph is not transpose.graph:
+    if not is_op(reshape, "Reshape") or reshape.graph is not transpose.graph:
         return None
     picture = reshape.inputs[0]
     if picture is None or not is_op(picture.producer(), "Conv") or tokens.is_graph_output() or not tokens.uses():
@@ -160,7 +169,7 @@ def _map(reshape: ir.Node) -> tuple[ir.Node, ir.Node] | None:
     """A Reshape that makes a map of tokens for convolutions alone, and its Transpose."""
     turned = reshape.inputs[0] if is_op(reshape, "Reshape") else None
     transpose = turned.producer() if turned is not None and only_user(turned) is not None else None
-    if transpose is None or not is_op(transpose, "Transpose") or transpose.graph is not reshape.graph:
+    if not is_op(transpose, "Transpose") or transpose.graph is not reshape.graph:
         return None
     picture = reshape.outputs[0]
     if ints_attribute(transpose, "perm") != (0, 2, 1) or picture.is_graph_output() or not picture.uses():

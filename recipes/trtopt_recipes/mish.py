@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.edit import NARROW_FLOATS, Splice, all_nodes, is_op, remove_node
+from trtopt.graph.edit import NARROW_FLOATS, Splice, all_nodes, is_op, maker_of, remove_node
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -67,8 +67,8 @@ def _spelled_out(node: ir.Node) -> tuple[ir.Node, ...] | None:
     if not is_op(node, "Mul"):
         return None
     for x, other in (node.inputs, reversed(node.inputs)):
-        tanh = other.producer() if other is not None else None
-        softplus = tanh.inputs[0].producer() if tanh is not None and is_op(tanh, "Tanh") and tanh.inputs[0] else None
-        if tanh is not None and softplus is not None and is_op(softplus, "Softplus") and softplus.inputs[0] is x:
+        tanh = maker_of(other)
+        softplus = tanh.inputs[0].producer() if is_op(tanh, "Tanh") and tanh.inputs[0] else None
+        if tanh is not None and is_op(softplus, "Softplus") and softplus.inputs[0] is x:
             return node, tanh, softplus
     return None

@@ -119,12 +119,12 @@ def _biased(found: Attention) -> dict[ir.Node, list[ir.Node]]:
             continue
         products = [v.producer() for v in path.root.inputs if v is not None and edit.constant_tensor_of(v) is None]
         product = products[0] if products else None
-        source = product.inputs[0] if product is not None and edit.is_op(product, "MatMul") else None
-        norm = source.producer() if source is not None else None
+        source = product.inputs[0] if edit.is_op(product, "MatMul") else None
+        norm = edit.maker_of(source)
         # What the weights cannot carry, as that of one of two Adds behind one product, is left where it is.
         if product is None or _bias_add(product) is not path.root:
             continue
-        if norm is None or not edit.is_op(norm, "LayerNormalization"):
+        if not edit.is_op(norm, "LayerNormalization"):
             continue
         # Alone, the bias of keys or values is nothing that qkv-bias could not move out of the network.
         if query or len(_products(norm)) > 1 or not _is_read_otherwise(norm):
@@ -231,7 +231,7 @@ def _left_range(weight: np.ndarray, shift: float, scale: bytes, offset: bytes, b
 def _bias_add(product: ir.Node) -> ir.Node | None:
     """The Add of one constant per feature that alone uses a product."""
     user = only_user(product.outputs[0])
-    if user is None or not edit.is_op(user, "Add"):
+    if not edit.is_op(user, "Add"):
         return None
     weight = edit.constant_tensor_of(product.inputs[1])
     arrays = [array for value in user.inputs if (array := edit.constant_of(value)) is not None]

@@ -105,7 +105,7 @@ def _side(value: ir.Value | None) -> _Side | None:
         if rank < 2 or perm != (*range(rank - 2), rank - 1, rank - 2) or source is None or only_user(source) is None:
             return None
         node, moves = source.producer(), node
-    if node is None or not edit.is_op(node, "Div"):
+    if not edit.is_op(node, "Div"):
         return None
     data, norms = node.inputs
     while (

@@ -107,13 +107,13 @@ def _joined(node: ir.Node) -> _Place | None:
 
 def _product(value: ir.Value | None) -> ir.Node | None:
     node = value.producer() if value is not None and used_once(value) else None
-    return node if node is not None and edit.is_op(node, "MatMul") else None
+    return node if edit.is_op(node, "MatMul") else None
 
 
 def _zeros(value: ir.Value | None) -> int | None:
     """How many columns of zeros a value has; None where it is no zeros, or not known."""
     dims = edit.dims_of_value(value)
     width = dims[-1] if dims else None
-    node = value.producer() if value is not None else None
-    source = edit.constant_of(node.inputs[0] if node is not None and edit.is_op(node, "Expand") else value)
+    node = edit.maker_of(value)
+    source = edit.constant_of(node.inputs[0] if edit.is_op(node, "Expand") else value)
     return width if isinstance(width, int) and source is not None and not source.any() else None

@@ -92,8 +92,8 @@ def _size(node: ir.Node) -> int:
 def _constant(value: ir.Value | None) -> np.ndarray | None:
     """A constant, or one that is transposed: the embedding that a product is tied to."""
     found = edit.constant_of(value)
-    producer = None if value is None else value.producer()
-    if found is not None or producer is None or not edit.is_op(producer, "Transpose"):
+    producer = edit.maker_of(value)
+    if found is not None or not edit.is_op(producer, "Transpose"):
         return found
     table = edit.constant_of(producer.inputs[0])
     return None if table is None or table.ndim != 2 or edit.ints_attribute(producer, "perm") == (0, 1) else table.T

@@ -181,7 +181,7 @@ def _split_paths(value: ir.Value | None, sizes: Sizes) -> Iterator[Path]:
     queue = [] if path_to(value, sizes) is not None else [value]
     while queue and len(seen) < _MOST_BETWEEN:
         item = queue.pop(0)
-        node = item.producer() if item is not None else None
+        node = edit.maker_of(item)
         if node is None or node in seen:
             continue
         seen.add(node)
@@ -303,7 +303,7 @@ def _weight(node: ir.Node) -> np.ndarray | None:
 def _bias_node(node: ir.Node, width: int) -> ir.Node | None:
     """The Add of a constant bias after a MatMul."""
     user = only_user(node.outputs[0]) if edit.is_op(node, "MatMul") else None
-    if user is None or not edit.is_op(user, "Add"):
+    if not edit.is_op(user, "Add"):
         return None
     arrays = [array for array in map(edit.constant_of, user.inputs) if array is not None]
     return user if len(arrays) == 1 and arrays[0].size in (1, width) and arrays[0].ndim < 2 else None

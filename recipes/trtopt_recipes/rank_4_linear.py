@@ -143,7 +143,7 @@ def _why_not(node: ir.Node) -> str | None:
         return ""
     weight = edit.constant_tensor_of(right)
     if weight is None:
-        producer = right.producer() if right is not None else None
+        producer = edit.maker_of(right)
         quantized = edit.is_op(producer, "DequantizeLinear") and edit.constant_tensor_of(
             producer.inputs[0] if producer else None
         )
@@ -273,7 +273,7 @@ def _bias_after(node: ir.Node, channels: int) -> ir.Node | None:
     value = node.outputs[0]
     uses = tuple(value.uses())
     add = uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
-    if add is None or not edit.is_op(add, "Add") or add.graph is not node.graph:
+    if not edit.is_op(add, "Add") or add.graph is not node.graph:
         return None
     other = add.inputs[1] if add.inputs[0] is value else add.inputs[0]
     tensor = edit.constant_tensor_of(other)

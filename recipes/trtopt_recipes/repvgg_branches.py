@@ -104,7 +104,7 @@ def _is_inner(node: ir.Node) -> bool:
     """Whether an addition is a summand of another one."""
     value = node.outputs[0]
     user = next((user for user, _ in value.uses()), None) if used_once(value) else None
-    return user is not None and edit.is_op(user, "Add", "Sum") and user.graph is node.graph
+    return edit.is_op(user, "Add", "Sum") and user.graph is node.graph
 
 
 def _leaves(total: ir.Node) -> tuple[list[ir.Node], list[ir.Value]]:
@@ -112,8 +112,8 @@ def _leaves(total: ir.Node) -> tuple[list[ir.Node], list[ir.Value]]:
     adds, leaves, index = [total], [], 0
     while index < len(adds):
         for value in adds[index].inputs:
-            producer = value.producer() if value is not None else None
-            if producer is not None and edit.is_op(producer, "Add", "Sum") and _is_inner(producer):
+            producer = edit.maker_of(value)
+            if edit.is_op(producer, "Add", "Sum") and _is_inner(producer):
                 adds.append(producer)
             elif value is not None:
                 leaves.append(value)
@@ -126,7 +126,7 @@ def _branches(leaves: list[ir.Value]) -> list[ir.Node]:
     by_source: dict[int, list[ir.Node]] = {}
     for leaf in leaves:
         node = leaf.producer()
-        if node is not None and edit.is_op(node, "Conv", "BatchNormalization") and node.inputs[0] is not None:
+        if edit.is_op(node, "Conv", "BatchNormalization") and node.inputs[0] is not None:
             by_source.setdefault(id(node.inputs[0]), []).append(node)
     found = [nodes for nodes in by_source.values() if any(node.op_type == "Conv" for node in nodes)]
     return max(found, key=len, default=[])

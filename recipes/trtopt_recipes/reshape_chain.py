@@ -88,7 +88,7 @@ class ReshapeChain:
 def _padded(transpose: ir.Node) -> tuple[ir.Node, ir.Node] | None:
     """A Transpose of axes of which some have size one, between two reshapes, and the first of these."""
     value, perm = edit.input_of(transpose, 0), edit.ints_attribute(transpose, "perm")
-    first = value.producer() if value is not None else None
+    first = edit.maker_of(value)
     if not edit.is_op(transpose, "Transpose") or perm is None or value is None or value.shape is None or first is None:
         return None
     if not edit.is_op(first, "Reshape", "Unsqueeze") or not _continues(first, transpose) or _is_reshape(transpose):
@@ -117,7 +117,7 @@ def _chain(last: ir.Node) -> list[ir.Node]:
     chain = [last]
     while True:
         value = chain[-1].inputs[0]
-        node = value.producer() if value is not None else None
+        node = edit.maker_of(value)
         if node is None or value is None or node.graph is not last.graph or not _is_reshape(node):
             break
         if len(value.uses()) != 1 or value.is_graph_output():

@@ -40,7 +40,7 @@ class ResidualActivation:
             if not edit.is_op(node, "LeakyRelu", "Relu") or not _others(node) or not _is_of_conv(node.inputs[0]):
                 continue
             if 0 <= edit.float_attribute(node, "alpha", 0.0 if edit.is_op(node, "Relu") else 0.01) <= 1:
-                maker = node.inputs[0].producer() if node.inputs[0] is not None else None
+                maker = edit.maker_of(node.inputs[0])
                 convs = _convs(maker)
                 matches.append(Match(tuple(dict.fromkeys((node, *([maker] if maker else []), *convs)))))
             else:
@@ -84,12 +84,12 @@ def _is_least(user: ir.Node, value: ir.Value, output: ir.Value) -> bool:
 
 def _convs(maker: ir.Node | None) -> list[ir.Node]:
     """The convolution that makes a value, or those that an addition of two activations adds."""
-    if edit.is_op(maker, "Conv", "ConvTranspose") and maker is not None:
+    if edit.is_op(maker, "Conv", "ConvTranspose"):
         return [maker]
-    if maker is None or not edit.is_op(maker, "Add") or any(edit.constant_of(v) is not None for v in maker.inputs):
+    if not edit.is_op(maker, "Add") or any(edit.constant_of(v) is not None for v in maker.inputs):
         return []
     makers = [value.producer() for value in maker.inputs if value is not None]
-    return [node for node in makers if node is not None and edit.is_op(node, "Conv", "ConvTranspose")]
+    return [node for node in makers if edit.is_op(node, "Conv", "ConvTranspose")]
 
 
 def _is_of_conv(value: ir.Value | None) -> bool:

@@ -98,8 +98,8 @@ def _is_projection(value: ir.Value) -> bool:
 
 def _scaled(value: ir.Value | None) -> _Scale | None:
     """How a value that is used once is something else times one number."""
-    node = value.producer() if value is not None else None
-    if value is None or node is None or only_user(value) is None or not edit.is_op(node, "Mul"):
+    node = edit.maker_of(value)
+    if value is None or only_user(value) is None or not edit.is_op(node, "Mul"):
         return None
     for source, factor in (node.inputs, reversed(node.inputs)):
         number = edit.constant_of(factor)

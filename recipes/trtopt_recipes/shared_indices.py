@@ -100,8 +100,8 @@ def _place(known: Dimensions, node: ir.Node) -> _Place | None:
 
 def _constant(value: ir.Value | None) -> np.ndarray | None:
     """What a constant holds, before an Expand repeats it."""
-    maker = None if value is None else value.producer()
-    return edit.constant_of(maker.inputs[0] if maker is not None and edit.is_op(maker, "Expand") else value)
+    maker = edit.maker_of(value)
+    return edit.constant_of(maker.inputs[0] if edit.is_op(maker, "Expand") else value)
 
 
 def _differs(index: np.ndarray, axis: int) -> bool:

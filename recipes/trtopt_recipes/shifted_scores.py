@@ -58,18 +58,18 @@ def _difference(softmax: ir.Node, opset: int) -> ir.Node | None:
     if not rank or edit.int_attribute(softmax, "axis", -1 if opset >= 13 else 1) % rank != rank - 1:
         return None
     node = _maker(value)
-    if node is not None and edit.is_op(node, "Mul", "Div"):
+    if edit.is_op(node, "Mul", "Div"):
         factors = [edit.constant_tensor_of(each) for each in node.inputs]
         data = [each for each, factor in zip(node.inputs, factors, strict=True) if factor is None or factor.size != 1]
         is_divided = node.op_type == "Mul" or factors[0] is None
         node = _maker(data[0]) if len(data) == 1 and is_divided else None
-    if node is None or not edit.is_op(node, "Sub") or node.inputs[1] is None:
+    if not edit.is_op(node, "Sub") or node.inputs[1] is None:
         return None
     largest, over = node.inputs[1].producer(), []
-    if edit.is_op(largest, "Unsqueeze") and largest is not None and largest.inputs[0] is not None:
+    if edit.is_op(largest, "Unsqueeze") and largest.inputs[0] is not None:
         over.append(edit.axes_of(largest))
         largest = largest.inputs[0].producer()
-    if largest is None or not edit.is_op(largest, "ReduceMax") or largest.inputs[0] is not node.inputs[0]:
+    if not edit.is_op(largest, "ReduceMax") or largest.inputs[0] is not node.inputs[0]:
         return None
     over.append(edit.axes_of(largest))
     keeps = edit.int_attribute(largest, "keepdims", 1) == len(over) % 2

@@ -117,8 +117,8 @@ def _integer(splice: edit.Splice, node: ir.Node, number: int) -> ir.Value:
 
 def _parts(node: ir.Node, axis: int) -> tuple[ir.Value, ...]:
     """The single entries along an axis that what a node reduces is stacked of; none where it is not."""
-    maker = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if maker is None or not edit.is_op(maker, "Concat"):
+    maker = edit.maker_of(node.inputs[0])
+    if not edit.is_op(maker, "Concat"):
         return ()
     parts = tuple(value for value in maker.inputs if value is not None)
     along, dims = edit.int_attribute(maker, "axis", 0), [edit.dims_of_value(part) or () for part in parts]
@@ -128,7 +128,7 @@ def _parts(node: ir.Node, axis: int) -> tuple[ir.Value, ...]:
 def _before_unsqueeze(value: ir.Value, axis: int) -> ir.Value | None:
     """What an Unsqueeze gave an axis; None where none gave just that."""
     maker, dims = value.producer(), edit.dims_of_value(value) or ()
-    axes = edit.axes_of(maker) if maker is not None and edit.is_op(maker, "Unsqueeze") else None
+    axes = edit.axes_of(maker) if edit.is_op(maker, "Unsqueeze") else None
     return maker.inputs[0] if maker is not None and axes in ((axis,), (axis - len(dims),)) else None
 
 
@@ -139,7 +139,7 @@ def _root(value: ir.Value | None, roots: dict[ir.Value, ir.Value]) -> ir.Value |
     while source is not None and source not in roots:
         path.append(source)
         maker = source.producer()
-        inputs = maker.inputs if maker is not None and edit.is_op(maker, *edit.ELEMENTWISE) else ()
+        inputs = maker.inputs if edit.is_op(maker, *edit.ELEMENTWISE) else ()
         source = next((each for each in inputs if _is_as_large(each, path[-1])), None)
     if source is None and not path:
         return None

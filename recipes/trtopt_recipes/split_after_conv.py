@@ -93,7 +93,7 @@ class SplitAfterConv:
         """Replace one convolution by one per part."""
         value = match.nodes[0].inputs[0]
         region = None if value is None else _region(value)
-        anchor = None if value is None else value.producer()
+        anchor = edit.maker_of(value)
         if not isinstance(region, _Region) or anchor is None or anchor.graph is None:
             return Refusal(match.label, "it was changed by a rewrite before")
         names, renamed = edit.Names(model), []

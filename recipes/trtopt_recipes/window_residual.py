@@ -256,14 +256,14 @@ def _step_at(node: ir.Node) -> _Step | None:
 
 def _roll(concat: ir.Node) -> _Step | None:
     """A Concat of the end and the start of one value, along an axis before the last."""
-    slices = [None if value is None else value.producer() for value in concat.inputs]
+    slices = [edit.maker_of(value) for value in concat.inputs]
     rank = 0 if concat.outputs[0].shape is None else len(concat.outputs[0].shape)
     axis = edit.int_attribute(concat, "axis", 0)
     if len(slices) != 2 or rank < 2 or axis % rank == rank - 1:
         return None
     axis, parts = axis % rank, []
     for part in slices:
-        if part is None or not edit.is_op(part, "Slice") or only_user(part.outputs[0]) is not concat:
+        if not edit.is_op(part, "Slice") or only_user(part.outputs[0]) is not concat:
             return None
         operands = [edit.constant_of(edit.input_of(part, index)) for index in (1, 2, 3)]
         steps = edit.constant_of(edit.input_of(part, 4))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import constant_of, constant_tensor_of, input_of, int_attribute, is_op
+from trtopt.graph.edit import constant_of, constant_tensor_of, input_of, int_attribute, is_op, maker_of
 from trtopt.graph.views import Sizes, is_move, is_pass, moved
 
 _DEPTH = 24
@@ -101,7 +101,7 @@ def attention_of(softmax: ir.Node, opset: int) -> Attention | None:
         after.append(node)
         value = node.outputs[0]
         node = only_user(value)
-    if node is None or not is_op(node, "MatMul") or node.inputs[0] is not value:
+    if not is_op(node, "MatMul") or node.inputs[0] is not value:
         return None
     hindrance = hindrance or next((reason for step in between if (reason := _changes_shift(step))), "")
     return Attention(softmax, scores, tuple(reversed(between)), tuple(after), node, hindrance)
@@ -118,7 +118,7 @@ def _product_behind(value: ir.Value | None, nodes: list[ir.Node], depth: int) ->
 
     Every value on the way has one user and is no output.
     """
-    node = value.producer() if value is not None else None
+    node = maker_of(value)
     if node is None or value is None or depth == 0 or only_user(value) is None:
         return None
     if is_op(node, "MatMul"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -87,9 +88,14 @@ def values_read(node: ir.Node) -> list[ir.Value]:
     return [*(value for value in node.inputs if value is not None), *captured(node)]
 
 
-def is_op(node: ir.Node | None, *op_types: str) -> bool:
+def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
     """Whether ``node`` is one of these operators of the default ONNX domain."""
     return node is not None and node.domain == "" and node.op_type in op_types
+
+
+def maker_of(value: ir.Value | None) -> ir.Node | None:
+    """The node that makes a value; None where there is none."""
+    return None if value is None else value.producer()
 
 
 def int_attribute(node: ir.Node, name: str, default: int) -> int:
@@ -165,7 +171,7 @@ def constant_tensor_of(value: ir.Value | None) -> ir.TensorProtocol | None:
         tensor = value.const_value
         return None if tensor is None or tensor.dtype == ir.DataType.STRING else tensor
     node = value.producer()
-    if node is None or not is_op(node, "Constant") or len(node.attributes) != 1:
+    if not is_op(node, "Constant") or len(node.attributes) != 1:
         return None
     attribute = next(iter(node.attributes.values()))
     if attribute.is_ref():

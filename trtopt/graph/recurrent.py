@@ -70,7 +70,7 @@ def _steps(source: ir.Value | None) -> int | None:
         first = source.shape[0]
         return first if isinstance(first, int) else None
     node = source.producer()
-    axes = edit.axes_of(node) if node is not None and edit.is_op(node, "Unsqueeze") else None
+    axes = edit.axes_of(node) if edit.is_op(node, "Unsqueeze") else None
     return 1 if axes is not None and set(axes) & {0, -3} else None
 
 

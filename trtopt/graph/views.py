@@ -56,12 +56,12 @@ class Sizes:
 
 def is_move(node: ir.Node | None) -> bool:
     """Whether ``node`` moves the elements of its first input, and does nothing else."""
-    return node is not None and is_op(node, *_HANDLERS)
+    return is_op(node, *_HANDLERS)
 
 
 def is_pass(node: ir.Node | None) -> bool:
     """Whether ``node`` hands its first input on: Identity, Dropout in inference, a Cast between float types."""
-    if node is None or not is_op(node, *_PASSES) or node.inputs[0] is None:
+    if not is_op(node, *_PASSES) or node.inputs[0] is None:
         return False
     if node.op_type == "Cast":
         return all(v.dtype is not None and v.dtype.is_floating_point() for v in (node.inputs[0], node.outputs[0]))

@@ -369,7 +369,7 @@ def _attention_ops(
 
 
 def _is_dequantized(value: ir.Value | None) -> bool:
-    producer = value.producer() if value is not None else None
+    producer = edit.maker_of(value)
     return producer is not None and producer.op_type == "DequantizeLinear"
 
 
@@ -483,7 +483,7 @@ def residual_adds(value: ir.Value, quantized: Collection[str]) -> tuple[str, ...
 def _conv_behind(value: ir.Value | None) -> ir.Node | None:
     """The convolution that ``value`` comes from through element-wise operators with constants, read by nobody else."""
     for _ in range(_LONGEST_EPILOGUE):
-        producer = value.producer() if value is not None else None
+        producer = edit.maker_of(value)
         if value is None or producer is None or only_user(value) is None:
             return None
         if producer.op_type == "Conv":

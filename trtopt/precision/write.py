@@ -408,7 +408,7 @@ def cast_borders(model: ir.Model, narrow: ir.DataType, ends: Collection[str] = (
         _narrow_input(model, value, narrow)
     for index, value in enumerate(graph.outputs):
         cast = value.producer()
-        source = cast.inputs[0] if cast is not None and edit.is_op(cast, "Cast") else None
+        source = cast.inputs[0] if edit.is_op(cast, "Cast") else None
         if (
             value.name in ends
             or cast is None

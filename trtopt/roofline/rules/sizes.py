@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.edit import constant_tensor_of, input_of, int_attribute, is_op
+from trtopt.graph.edit import constant_tensor_of, input_of, int_attribute, is_op, maker_of
 from trtopt.report.schema.analysis import Severity
 from trtopt.roofline.rules.change import channels, resized
 from trtopt.roofline.rules.subject import POINTWISE, Proposal, Subject, interleaved, reads_network_input, sinks, source
@@ -200,7 +200,7 @@ def first_layer(subject: Subject) -> Iterator[Proposal]:
         node = subject.main(layer)
         if work.window is None or work.window.group > 1 or work.dtype not in TENSOR_CORE_TYPES[1:] or work.gemm is None:
             continue
-        if node is None or not is_op(node, "Conv") or not reads_network_input(node, _BEFORE_STEM):
+        if not is_op(node, "Conv") or not reads_network_input(node, _BEFORE_STEM):
             continue
         taps = math.prod(work.window.kernel)
         size = channels(work)[0]
@@ -310,8 +310,8 @@ def _longer(us: float) -> str:
 def _is_attention(softmax: ir.Node) -> bool:
     """Whether what a softmax reads is a product of two activations."""
     origin = source(input_of(softmax, 0))
-    producer = None if origin is None else origin.producer()
-    if not is_op(producer, "MatMul", "Einsum") or producer is None:
+    producer = maker_of(origin)
+    if not is_op(producer, "MatMul", "Einsum"):
         return False
     return all(constant_tensor_of(value) is None for value in producer.inputs)
 
