@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import attention_of, only_user
+from trtopt.graph.attention import attention_of
 from trtopt.graph.edit import constant_of
 from trtopt.graph.views import is_pass
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
@@ -175,7 +175,7 @@ def _before(value: ir.Value, axis: int, size: int, wide: int) -> list[_Change] |
     """What changes for an operand of attention to have ``wide`` elements along an axis instead of ``size``."""
     changes: list[_Change] = []
     axis += len(value.shape or ())
-    while (node := value.producer()) is not None and only_user(value) is not None and value.shape is not None:
+    while (node := value.producer()) is not None and edit.only_user(value) is not None and value.shape is not None:
         source, is_last = _scaled(node), axis == len(value.shape) - 1
         if source is None and edit.is_op(node, "Transpose"):
             perm = edit.ints_attribute(node, "perm") or tuple(reversed(range(len(value.shape))))
@@ -210,7 +210,7 @@ def _behind(value: ir.Value, size: int, wide: int) -> list[_Change] | None:
     """What changes for the product behind attention to take heads of ``wide`` elements instead of ``size``."""
     changes: list[_Change] = []
     axis = len(value.shape or ()) - 1
-    while (node := only_user(value)) is not None and value.shape is not None:
+    while (node := edit.only_user(value)) is not None and value.shape is not None:
         is_last = axis == len(value.shape) - 1
         if edit.is_op(node, "Transpose"):
             axis = (edit.ints_attribute(node, "perm") or tuple(reversed(range(len(value.shape))))).index(axis)

@@ -8,7 +8,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _PADS_ARE_INPUTS = 11
@@ -129,7 +128,7 @@ def _operand(value: ir.Value | None) -> _Operand | None:
 
 def _is_score(value: ir.Value) -> bool:
     """Whether a softmax over the last axis reads it, which the compiler fuses with both products."""
-    while edit.is_op(user := only_user(value), *_BEFORE_SOFTMAX):
+    while edit.is_op(user := edit.only_user(value), *_BEFORE_SOFTMAX):
         value = user.outputs[0]
     return edit.is_op(user, "Softmax")
 

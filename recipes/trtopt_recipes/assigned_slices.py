@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.graph.permute import Perm
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
@@ -82,12 +81,12 @@ def _chain(last: ir.Node) -> tuple[ir.Node, ...]:
     """The ScatterNDs that write to one tensor, the last first; empty where another one follows."""
     if not _is_assignment(last):
         return ()
-    user = only_user(last.outputs[0])
+    user = edit.only_user(last.outputs[0])
     if user is not None and _is_assignment(user) and user.inputs[0] is last.outputs[0]:
         return ()
     chain, value = [last], last.inputs[0]
     while value is not None and (node := value.producer()) is not None and _is_assignment(node):
-        if only_user(value) is None or node.graph is not last.graph:
+        if edit.only_user(value) is None or node.graph is not last.graph:
             break
         chain.append(node)
         value = node.inputs[0]

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import Attention, attention_of, only_user
+from trtopt.graph.attention import Attention, attention_of
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -108,11 +108,11 @@ def _plan(softmax: ir.Node, opset: int) -> _Plan | str | None:
     if attention is None:
         return None
     scores = _scaled(attention.scores)
-    user = only_user(scores)
+    user = edit.only_user(scores)
     if not edit.is_op(user, "Reshape"):
         return None
     others, nodes, value = list[ir.Value | None](), [attention.scores, user], user.outputs[0]
-    while edit.is_op(user := only_user(value), "Add"):
+    while edit.is_op(user := edit.only_user(value), "Add"):
         others.append(user.inputs[1 if user.inputs[0] is value else 0])
         nodes.append(user)
         value = user.outputs[0]
@@ -129,7 +129,7 @@ def _plan(softmax: ir.Node, opset: int) -> _Plan | str | None:
 def _scaled(product: ir.Node) -> ir.Value:
     """The product times a number, if there is one behind it."""
     value = product.outputs[0]
-    while edit.is_op(user := only_user(value), "Mul", "Div"):
+    while edit.is_op(user := edit.only_user(value), "Mul", "Div"):
         number = edit.constant_of(user.inputs[1 if user.inputs[0] is value else 0])
         if number is None or number.size != 1 or (edit.is_op(user, "Div") and user.inputs[0] is not value):
             break

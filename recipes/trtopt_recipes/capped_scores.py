@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import attention_of, only_user
+from trtopt.graph.attention import attention_of
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _LARGEST = 100.0
@@ -65,7 +65,7 @@ class CappedScores:
 
 def _is_small(cap: ir.Node) -> bool:
     """Whether at most :data:`_LARGEST` multiplies the tanh right behind it, if anything does."""
-    user = only_user(cap.outputs[0])
+    user = edit.only_user(cap.outputs[0])
     if not edit.is_op(user, "Mul", "Div"):
         return user is not None
     factor = next((edit.constant_of(value) for value in user.inputs if value is not cap.outputs[0]), None)

@@ -18,7 +18,6 @@ from trtopt.graph.conv import (
     set_weights,
     sole_user,
     trains,
-    used_once,
     weight_and_bias,
     why_not_constant,
     why_not_fit,
@@ -215,7 +214,7 @@ def _why_not_after(node: ir.Node, producer: ir.Node) -> str:
     weight = edit.constant_of(edit.input_of(producer, 1))
     if value.is_graph_output():
         return f"the output of {producer.name} is a graph output"
-    if not used_once(value):
+    if edit.only_user(value) is None:
         return f"the output of {producer.name} is used elsewhere"
     if node.graph is not producer.graph:
         return f"{producer.name} is outside the nested graph"

@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.graph.conv import why_not_constant, window_of
 from trtopt.graph.dims import Dimensions
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
@@ -203,13 +202,13 @@ def _norms(model: ir.Model) -> dict[ir.Node, _Rows | None]:
 def _rows_between(node: ir.Node, groups: int, known: Dimensions) -> _Rows | None:
     """The normalization of [N, groups, C L / groups] between two Reshapes that make it of [N, C, L] and that of it."""
     split = edit.maker_of(node.inputs[0])
-    back = only_user(node.outputs[0])
+    back = edit.only_user(node.outputs[0])
     if not edit.is_op(split, "Reshape") or not edit.is_op(back, "Reshape"):
         return None
     dims, rows = known.of(split.inputs[0]), known.of(split.outputs[0])
     if dims is None or rows is None or len(dims) != 3 or not isinstance(dims[1], int) or rows[0] != dims[0]:
         return None
-    if only_user(split.outputs[0]) is not node or known.of(back.outputs[0]) != dims:
+    if edit.only_user(split.outputs[0]) is not node or known.of(back.outputs[0]) != dims:
         return None
     return _Rows(node, groups, dims[1], dims[2], split, back)
 

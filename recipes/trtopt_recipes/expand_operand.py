@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.graph.dimension import Dim
 from trtopt.graph.dims import Dimensions
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
@@ -229,7 +228,7 @@ def _is_attention(node: ir.Node) -> bool:
 def _has_softmax(value: ir.Value | None, behind: bool) -> bool:
     """Whether a Softmax is behind a value, or before it, and what lies between is element-wise."""
     for _ in range(_DEPTH):
-        node = None if value is None else only_user(value) if behind else value.producer()
+        node = None if value is None else edit.only_user(value) if behind else value.producer()
         if node is None or edit.is_op(node, "Softmax"):
             return node is not None
         if node.op_type not in _ENTRYWISE and node.op_type not in edit.BROADCAST:

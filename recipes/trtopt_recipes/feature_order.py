@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -76,7 +75,11 @@ def _plan(product: ir.Node) -> tuple[ir.Node, ir.Node, ir.Node] | None:
     perm = edit.ints_attribute(transpose, "perm") if transpose is not None else None
     if not edit.is_op(transpose, "Transpose") or perm is None:
         return None
-    if only_user(features) is not product or only_user(ordered) is not reshape or transpose.graph is not product.graph:
+    if (
+        edit.only_user(features) is not product
+        or edit.only_user(ordered) is not reshape
+        or transpose.graph is not product.graph
+    ):
         return None
     first = _first_feature(transpose, edit.dims_of(weight)[0])
     if first is None or list(perm[first:]) == sorted(perm[first:]) or _may_copy(reshape, first):

@@ -8,7 +8,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.conv import used_once
 from trtopt.graph.dimension import Dim
 from trtopt.graph.dims import Dimensions
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
@@ -98,7 +97,11 @@ class _Place:
 
 def _gathers(node: ir.Node) -> list[tuple[int, ir.Node]]:
     """The operands of a product that are constants gathered by rows, and what gathers them."""
-    makers = [(at, value.producer()) for at, value in enumerate(node.inputs) if value is not None and used_once(value)]
+    makers = [
+        (at, value.producer())
+        for at, value in enumerate(node.inputs)
+        if value is not None and edit.only_user(value) is not None
+    ]
     return [(at, maker) for at, maker in makers if maker is not None and _is_of_rows(maker)]
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.graph.conv import per_channel
 from trtopt.graph.dims import Dimensions
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
@@ -163,7 +162,7 @@ def one_group(node: ir.Node, known: Dimensions) -> Norm | None:
     if scale is None or bias is None or scale.size != 1:
         return None
     first = edit.maker_of(node.inputs[0])
-    last = only_user(node.outputs[0])
+    last = edit.only_user(node.outputs[0])
     if not edit.is_op(first, "Reshape") or not edit.is_op(last, "Reshape"):
         return None
     x, rows = first.inputs[0], known.of(first.outputs[0])
@@ -176,7 +175,7 @@ def one_group(node: ir.Node, known: Dimensions) -> Norm | None:
     factors, terms = np.full(channels, scale.item(), np.float64), np.full(channels, bias.item(), np.float64)
     for op_type in ("Mul", "Add"):
         value = nodes[-1].outputs[0]
-        user = only_user(value)
+        user = edit.only_user(value)
         array = _other_constant(user, value, op_type)
         given = None if array is None else per_channel(array, channels, len(dims))
         if user is None or given is None:

@@ -14,7 +14,6 @@ from trtopt.graph.conv import (
     copy_node,
     set_weights,
     set_window,
-    used_once,
     weight_and_bias,
     why_not_constant,
     window_of,
@@ -119,7 +118,7 @@ def _why_not(join: ir.Node, convs: list[ir.Node]) -> str:
         if reason:
             return reason
         for value in (node.inputs[0], node.outputs[0]):
-            if value is None or not used_once(value):
+            if value is None or edit.only_user(value) is None:
                 return f"{value.name if value is not None else node.name} is used elsewhere"
         if node.graph is not join.graph:
             return f"{node.name} is in another graph"

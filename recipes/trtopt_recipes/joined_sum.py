@@ -10,7 +10,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.conv import used_once
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _OPSET = 10
@@ -129,5 +128,5 @@ def _dims(value: ir.Value | None) -> tuple[int | str | None, ...]:
 
 def _maker(value: ir.Value | None, op_type: str) -> ir.Node | None:
     """The operator that makes a value which is used once."""
-    node = value.producer() if value is not None and used_once(value) else None
+    node = edit.only_maker(value)
     return node if edit.is_op(node, op_type) else None

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.conv import output_channels, scale_outputs, set_weights, used_once, weight_and_bias, why_not_fit
+from trtopt.graph.conv import output_channels, scale_outputs, set_weights, weight_and_bias, why_not_fit
 from trtopt.graph.conv import why_not_constant as why_not_constant_product
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
@@ -133,7 +133,7 @@ def _path(node: ir.Node) -> _Path | None:
         producer = value.producer()
         if producer is None:
             return None
-        if not used_once(value) or producer.graph is not node.graph:
+        if edit.only_user(value) is None or producer.graph is not node.graph:
             path.reason = path.reason or f"the output of {producer.name} is used elsewhere"
         if edit.is_op(producer, *_PRODUCTS):
             path.product = producer

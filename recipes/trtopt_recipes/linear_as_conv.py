@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.graph.dims import Dimensions
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
@@ -152,7 +151,7 @@ def _height_and_width(last: ir.Node) -> tuple[int, int]:
 
 def _context(layer: _Layer) -> tuple[ir.Node, ...]:
     """The convolution that reads or makes the image: what the layer costs shows there."""
-    node = only_user(layer.last.outputs[0]) if layer.enters else layer.source.producer()
+    node = edit.only_user(layer.last.outputs[0]) if layer.enters else layer.source.producer()
     return (node,) if edit.is_op(node, "Conv") else ()
 
 
@@ -166,7 +165,7 @@ def _layers(model: ir.Model) -> Iterator[_Layer]:
             continue
         if weight.dtype != x.dtype.numpy() or len(known.of(x) or ()) != 3:
             continue
-        add = only_user(product.outputs[0])
+        add = edit.only_user(product.outputs[0])
         bias = _bias(add, product.outputs[0], weight.shape[1])
         end = product if add is None or bias is None else add
         nodes = () if end is product else (end,)
@@ -193,8 +192,8 @@ def _entered(
     value: ir.Value, known: Dimensions
 ) -> tuple[tuple[ir.Node, ...], tuple[int, ...] | ir.Value | None] | None:
     """The two nodes that make an image of tokens, and its height and width, or the shape they are computed in."""
-    one = only_user(value)
-    two = only_user(one.outputs[0]) if one is not None else None
+    one = edit.only_user(value)
+    two = edit.only_user(one.outputs[0]) if one is not None else None
     if one is None or two is None or one.inputs[0] is not value or two.inputs[0] is not one.outputs[0]:
         return None
     tokens, image = known.of(value), known.of(two.outputs[0])
@@ -218,10 +217,15 @@ def _left(x: ir.Value, known: Dimensions) -> tuple[tuple[ir.Node, ...], tuple[ir
     """The nodes that make tokens of an image, last first, the activations among them in order, and the image."""
     activations: list[ir.Node] = []
     node = x.producer()
-    while node is not None and node.domain == "" and node.op_type in _UNARY and only_user(node.outputs[0]) is not None:
+    while (
+        node is not None
+        and node.domain == ""
+        and node.op_type in _UNARY
+        and edit.only_user(node.outputs[0]) is not None
+    ):
         activations.append(node)
         node = edit.maker_of(node.inputs[0])
-    if node is None or node.inputs[0] is None or (activations and only_user(node.outputs[0]) is None):
+    if node is None or node.inputs[0] is None or (activations and edit.only_user(node.outputs[0]) is None):
         return None
     inner = node.inputs[0].producer()
     image = inner.inputs[0] if inner is not None and inner.inputs else None

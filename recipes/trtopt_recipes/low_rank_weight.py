@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -123,7 +122,7 @@ def _behind_bias(value: ir.Value | None) -> ir.Node | None:
 
 def _made_by(value: ir.Value | None) -> ir.Node | None:
     """The node that makes a value which one node reads."""
-    return None if value is None or only_user(value) is None else value.producer()
+    return edit.only_maker(value)
 
 
 def _is_given(value: ir.Value | None) -> bool:

@@ -8,7 +8,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.graph.conv import per_channel, set_weights, weight_and_bias, why_not_constant, window_of
 from trtopt.graph.edit import constant_of
 from trtopt.graph.views import Sizes, is_move, is_pass, moved, one_per
@@ -211,7 +210,7 @@ def _frame(softmax: ir.Node) -> _Frame | None:
     over_last = axis in (-1, rank - 1)
     value, keys_last, scale, nodes = source, over_last, 1.0, [softmax]
     while True:
-        node = value.producer() if value is not None and only_user(value) is not None else None
+        node = edit.only_maker(value)
         if node is None or len(nodes) > _DEPTH or node.graph is not softmax.graph:
             return None
         nodes.append(node)
@@ -221,18 +220,18 @@ def _frame(softmax: ir.Node) -> _Frame | None:
         keys_last ^= _swaps(node)
         value, factor = _scaled(node) if not _swaps(node) else (node.inputs[0], 1.0)
         scale *= factor
-    last, user = over_last, only_user(output)
+    last, user = over_last, edit.only_user(output)
     while user is not None and (_swaps(user) or _passes(user)) and len(nodes) <= 2 * _DEPTH:
         nodes.append(user)
         last ^= _swaps(user)
         output = user.outputs[0]
-        user = only_user(output)
+        user = edit.only_user(output)
     if user is None or user.graph is not softmax.graph or not edit.is_op(user, "MatMul"):
         return None
     values_first = user.inputs[1] is output
     if values_first == last or user.inputs[0] is user.inputs[1]:
         return None
-    turn = only_user(user.outputs[0])
+    turn = edit.only_user(user.outputs[0])
     result = turn if turn is not None and turn.graph is user.graph and _swaps(turn) else user
     features_first = values_first ^ (result is turn)
     nodes += dict.fromkeys((user, result))
@@ -518,7 +517,7 @@ def _behind(plan: _Plan, row: np.ndarray) -> tuple[ir.Node | None, bool, np.ndar
     # Heads may be merged into the batch.
     lead = shape[:-2] if len(shape) == 4 else (batch[0], len(row))
     array: np.ndarray | None = np.broadcast_to(row, (*lead, *shape[-2:])).reshape(-1, *shape[-(len(shape) - 1) :])
-    while (user := only_user(value)) is not None and array is not None and user.graph is frame.mix.graph:
+    while (user := edit.only_user(value)) is not None and array is not None and user.graph is frame.mix.graph:
         source, factor = _scaled(user)
         if is_move(user) and user.inputs[0] is value and len(user.outputs) == 1:
             array = moved(user, user.outputs[0], array, sizes)
@@ -527,7 +526,7 @@ def _behind(plan: _Plan, row: np.ndarray) -> tuple[ir.Node | None, bool, np.ndar
         else:
             other = next((each for each in user.inputs if each is not value), None) if edit.is_op(user, "Add") else None
             reads = edit.is_op(user, "Conv") and user.inputs[0] is value
-            conv = user if reads else other.producer() if other is not None and only_user(other) is not None else None
+            conv = user if reads else edit.only_maker(other)
             if not edit.is_op(conv, "Conv") or array.ndim != len(conv.outputs[0].shape or ()):
                 return None, False, None
             return conv, reads, per_channel(one_per(array), array.shape[1], array.ndim)

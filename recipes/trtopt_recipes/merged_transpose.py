@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.attention import only_user
 from trtopt.graph.dims import Dimensions
 from trtopt.graph.edit import (
     Splice,
@@ -17,6 +16,8 @@ from trtopt.graph.edit import (
     ints_attribute,
     is_op,
     maker_of,
+    only_maker,
+    only_user,
     remove_node,
 )
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
@@ -147,7 +148,7 @@ def _tokens(transpose: ir.Node) -> tuple[ir.Node, ir.Node] | None:
     if not is_op(transpose, "Transpose") or ints_attribute(transpose, "perm") != (0, 2, 1):
         return None
     flat, tokens = transpose.inputs[0], transpose.outputs[0]
-    reshape = flat.producer() if flat is not None and only_user(flat) is not None else None
+    reshape = only_maker(flat)
     if not is_op(reshape, "Reshape") or reshape.graph is not transpose.graph:
         return None
     picture = reshape.inputs[0]
@@ -168,7 +169,7 @@ def _is_layer(node: ir.Node, tokens: ir.Value) -> bool:
 def _map(reshape: ir.Node) -> tuple[ir.Node, ir.Node] | None:
     """A Reshape that makes a map of tokens for convolutions alone, and its Transpose."""
     turned = reshape.inputs[0] if is_op(reshape, "Reshape") else None
-    transpose = turned.producer() if turned is not None and only_user(turned) is not None else None
+    transpose = only_maker(turned)
     if not is_op(transpose, "Transpose") or transpose.graph is not reshape.graph:
         return None
     picture = reshape.outputs[0]

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import Attention, attention_of, only_user, path_to
+from trtopt.graph.attention import Attention, attention_of, path_to
 from trtopt.graph.views import Sizes, one_per
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 from trtopt.support.memo import once_per_array
@@ -230,7 +230,7 @@ def _left_range(weight: np.ndarray, shift: float, scale: bytes, offset: bytes, b
 
 def _bias_add(product: ir.Node) -> ir.Node | None:
     """The Add of one constant per feature that alone uses a product."""
-    user = only_user(product.outputs[0])
+    user = edit.only_user(product.outputs[0])
     if not edit.is_op(user, "Add"):
         return None
     weight = edit.constant_tensor_of(product.inputs[1])

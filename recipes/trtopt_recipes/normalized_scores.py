@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import attention_of, only_user
+from trtopt.graph.attention import attention_of
 from trtopt.graph.views import is_pass
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
@@ -96,13 +96,18 @@ def _sides(scores: ir.Node) -> tuple[_Side, _Side] | None:
 
 def _side(value: ir.Value | None) -> _Side | None:
     node, moves = (None, None) if value is None else (value.producer(), None)
-    if value is None or node is None or only_user(value) is None:
+    if value is None or node is None or edit.only_user(value) is None:
         return None
     if edit.is_op(node, "Transpose"):
         perm = edit.ints_attribute(node, "perm") or ()
         rank = len(perm)
         source = node.inputs[0]
-        if rank < 2 or perm != (*range(rank - 2), rank - 1, rank - 2) or source is None or only_user(source) is None:
+        if (
+            rank < 2
+            or perm != (*range(rank - 2), rank - 1, rank - 2)
+            or source is None
+            or edit.only_user(source) is None
+        ):
             return None
         node, moves = source.producer(), node
     if not edit.is_op(node, "Div"):

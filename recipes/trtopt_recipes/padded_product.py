@@ -8,7 +8,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.conv import used_once
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _PADS_ARE_INPUTS = 11
@@ -106,7 +105,7 @@ def _joined(node: ir.Node) -> _Place | None:
 
 
 def _product(value: ir.Value | None) -> ir.Node | None:
-    node = value.producer() if value is not None and used_once(value) else None
+    node = edit.only_maker(value)
     return node if edit.is_op(node, "MatMul") else None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import Attention, Path, attention_of, bias_of, only_user, path_to
+from trtopt.graph.attention import Attention, Path, attention_of, bias_of, path_to
 from trtopt.graph.views import Sizes, is_move, is_pass, merged_rows, moved, one_per
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
@@ -201,7 +201,7 @@ def _split_paths(value: ir.Value | None, sizes: Sizes) -> Iterator[Path]:
 
 def _moves_behind(value: ir.Value) -> Iterator[tuple[ir.Node, ir.Value]]:
     """The moves that a value goes through alone and whole, each with its output."""
-    while (node := only_user(value)) is not None and is_move(node) and len(node.outputs) == 1:
+    while (node := edit.only_user(value)) is not None and is_move(node) and len(node.outputs) == 1:
         if node.inputs[0] is not value:
             return
         value = node.outputs[0]
@@ -257,11 +257,11 @@ def _value_bias(
     except ValueError:
         raise _CannotError(f"the shape of {found.mix.outputs[0].name} is not known") from None
     value, between = found.mix.outputs[0], list[ir.Node]()
-    node = only_user(value)
+    node = edit.only_user(value)
     while node is not None and array is not None and (is_move(node) or is_pass(node)) and node.inputs[0] is value:
         between.append(node)
         value = node.outputs[0]
-        user = only_user(value)
+        user = edit.only_user(value)
         array = _merged(node, user, array, sizes) if _is_open(node) else moved(node, value, array, sizes)
         node = user
     weight = None if node is None or node.inputs[0] is not value else _weight(node)
@@ -302,7 +302,7 @@ def _weight(node: ir.Node) -> np.ndarray | None:
 
 def _bias_node(node: ir.Node, width: int) -> ir.Node | None:
     """The Add of a constant bias after a MatMul."""
-    user = only_user(node.outputs[0]) if edit.is_op(node, "MatMul") else None
+    user = edit.only_user(node.outputs[0]) if edit.is_op(node, "MatMul") else None
     if not edit.is_op(user, "Add"):
         return None
     arrays = [array for array in map(edit.constant_of, user.inputs) if array is not None]

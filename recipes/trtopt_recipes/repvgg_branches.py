@@ -14,7 +14,6 @@ from trtopt.graph.conv import (
     copy_node,
     set_weights,
     set_window,
-    used_once,
     weight_and_bias,
     why_not_constant,
     why_not_fit,
@@ -103,7 +102,7 @@ class RepvggBranches:
 def _is_inner(node: ir.Node) -> bool:
     """Whether an addition is a summand of another one."""
     value = node.outputs[0]
-    user = next((user for user, _ in value.uses()), None) if used_once(value) else None
+    user = next((user for user, _ in value.uses()), None) if edit.only_user(value) is not None else None
     return edit.is_op(user, "Add", "Sum") and user.graph is node.graph
 
 
@@ -180,7 +179,7 @@ def _why_not(total: ir.Node, branches: list[ir.Node]) -> str:
     shape, rank = _map_of(total.outputs[0]), len(_window(main).kernel) + 2
     for node in branches:
         value = node.outputs[0]
-        if not used_once(value) or node.graph is not total.graph:
+        if edit.only_user(value) is None or node.graph is not total.graph:
             return f"the output of {node.name} is used elsewhere"
         if shape is None or len(shape) != rank - 1 or _map_of(value) != shape:
             return f"the shape of {node.name} is not known, or not that of the sum"

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import attention_of, only_user
+from trtopt.graph.attention import attention_of
 from trtopt.graph.views import is_move
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
@@ -72,7 +72,7 @@ class ScaledKeys:
 def _scaled_keys(scores: ir.Node) -> _Scale | None:
     """What scales the keys of a product behind more than moves; None where nothing does, or queries cannot take it."""
     value = scores.inputs[1]
-    while value is not None and only_user(value) is not None and (turn := value.producer()) is not None:
+    while value is not None and edit.only_user(value) is not None and (turn := value.producer()) is not None:
         if not edit.is_op(turn, "Transpose"):
             break
         value = turn.inputs[0]
@@ -99,7 +99,7 @@ def _is_projection(value: ir.Value) -> bool:
 def _scaled(value: ir.Value | None) -> _Scale | None:
     """How a value that is used once is something else times one number."""
     node = edit.maker_of(value)
-    if value is None or only_user(value) is None or not edit.is_op(node, "Mul"):
+    if value is None or edit.only_user(value) is None or not edit.is_op(node, "Mul"):
         return None
     for source, factor in (node.inputs, reversed(node.inputs)):
         number = edit.constant_of(factor)

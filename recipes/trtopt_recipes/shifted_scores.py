@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -78,4 +77,4 @@ def _difference(softmax: ir.Node, opset: int) -> ir.Node | None:
 
 def _maker(value: ir.Value | None) -> ir.Node | None:
     """What makes a value that is used once and is no output."""
-    return None if value is None or only_user(value) is None else value.producer()
+    return edit.only_maker(value)

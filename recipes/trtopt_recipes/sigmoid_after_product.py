@@ -7,8 +7,16 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.attention import only_user
-from trtopt.graph.edit import Splice, all_nodes, constant_tensor_of, input_of, is_op, maker_of, string_attribute
+from trtopt.graph.edit import (
+    Splice,
+    all_nodes,
+    constant_tensor_of,
+    input_of,
+    is_op,
+    maker_of,
+    only_user,
+    string_attribute,
+)
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _LINEAR = -2 * math.sqrt(2 / math.pi)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import constant_of, constant_tensor_of, input_of, int_attribute, is_op, maker_of
+from trtopt.graph.edit import constant_of, constant_tensor_of, input_of, int_attribute, is_op, maker_of, only_user
 from trtopt.graph.views import Sizes, is_move, is_pass, moved
 
 _DEPTH = 24
@@ -105,12 +105,6 @@ def attention_of(softmax: ir.Node, opset: int) -> Attention | None:
         return None
     hindrance = hindrance or next((reason for step in between if (reason := _changes_shift(step))), "")
     return Attention(softmax, scores, tuple(reversed(between)), tuple(after), node, hindrance)
-
-
-def only_user(value: ir.Value) -> ir.Node | None:
-    """The node that uses ``value``, None where it has none or several uses, or is a graph output."""
-    users = tuple(value.uses())
-    return users[0].node if len(users) == 1 and not value.is_graph_output() else None
 
 
 def _product_behind(value: ir.Value | None, nodes: list[ir.Node], depth: int) -> ir.Node | None:

@@ -247,15 +247,7 @@ def swap_nodes(names: edit.Names, first: ir.Node, second: ir.Node) -> tuple[ir.N
     return second, moved
 
 
-def used_once(value: ir.Value) -> bool:
-    """Whether one node input reads the value and nobody else does."""
-    return len(value.uses()) == 1 and not value.is_graph_output()
-
-
 def sole_user(value: ir.Value) -> ir.Node | None:
     """The one node that reads a value, in the graph that makes it; None where there are others, or a graph output."""
-    if not used_once(value):
-        return None
-    user = next(iter(value.uses())).node
-    producer = value.producer()
-    return user if producer is None or producer.graph is user.graph else None
+    user, producer = edit.only_user(value), value.producer()
+    return user if producer is None or user is None or producer.graph is user.graph else None

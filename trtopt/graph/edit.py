@@ -98,6 +98,17 @@ def maker_of(value: ir.Value | None) -> ir.Node | None:
     return None if value is None else value.producer()
 
 
+def only_user(value: ir.Value | None) -> ir.Node | None:
+    """The node that uses ``value``, None where it has none or several uses, or is a graph output."""
+    users = () if value is None or value.is_graph_output() else tuple(value.uses())
+    return users[0].node if len(users) == 1 else None
+
+
+def only_maker(value: ir.Value | None) -> ir.Node | None:
+    """The node that makes a value which is used once and is no graph output; None where there is none."""
+    return None if value is None or only_user(value) is None else value.producer()
+
+
 def int_attribute(node: ir.Node, name: str, default: int) -> int:
     """An integer attribute, ``default`` where there is none."""
     attribute = node.attributes.get(name)

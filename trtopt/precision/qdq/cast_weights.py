@@ -15,7 +15,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.precision.qdq.canonicalize import QdqEditor
 
 _INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4)
@@ -120,7 +119,7 @@ def _moved(found: _Stored, node: ir.Node, other: np.ndarray | None) -> _Stored |
 
 def _with_scale_behind(work: QdqEditor, node: ir.Node, found: _Stored) -> _Stored:
     """With the factor per column that the product is multiplied with, which leaves the graph."""
-    behind = only_user(node.outputs[0])
+    behind = edit.only_user(node.outputs[0])
     if not edit.is_op(behind, "Mul"):
         return found
     factors = [edit.constant_of(value) for value in behind.inputs if value is not node.outputs[0]]
