@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import attention_of
+from trtopt.graph.attention import attentions_of
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _LARGEST = 100.0
@@ -40,10 +40,8 @@ class CappedScores:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Each tanh between a product of queries and keys and its softmax."""
-        matches, refusals, opset = [], [], model.graph.opset_imports.get("", 1)
-        for node in edit.all_nodes(model.graph):
-            found = attention_of(node, opset) if edit.is_op(node, "Softmax") else None
-            nodes = () if found is None else found.nodes
+        matches, refusals = [], []
+        for nodes in (found.nodes for found in attentions_of(model)):
             for cap in nodes:
                 if not edit.is_op(cap, "Tanh") or cap.outputs[0].dtype is not ir.DataType.FLOAT or not _is_small(cap):
                     continue

@@ -19,6 +19,7 @@ from trtopt.graph.conv import (
     sole_user,
     trains,
     weight_and_bias,
+    why_not_behind,
     why_not_constant,
     why_not_fit,
     window_of,
@@ -210,15 +211,9 @@ def _why_not(node: ir.Node, product: ir.Node, channels: int) -> str:
 
 
 def _why_not_after(node: ir.Node, producer: ir.Node) -> str:
-    value = producer.outputs[0]
     weight = edit.constant_of(edit.input_of(producer, 1))
-    if value.is_graph_output():
-        return f"the output of {producer.name} is a graph output"
-    if edit.only_user(value) is None:
-        return f"the output of {producer.name} is used elsewhere"
-    if node.graph is not producer.graph:
-        return f"{producer.name} is outside the nested graph"
-    return _why_not(node, producer, 0 if weight is None else output_channels(producer, weight))
+    reason = why_not_behind(node, producer)
+    return reason or _why_not(node, producer, 0 if weight is None else output_channels(producer, weight))
 
 
 def _why_not_before(node: ir.Node, data: ir.Value, product: ir.Node) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import Attention, attention_of, path_to
+from trtopt.graph.attention import Attention, attentions_of, path_to
 from trtopt.graph.views import Sizes, one_per
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 from trtopt.support.memo import once_per_array
@@ -55,11 +55,9 @@ class NormalizedQkvBias:
 
         A block alone does not show the gain: at its ends the compiler changes the order of batch and tokens.
         """
-        opset = model.graph.opset_imports.get("", 1)
         norms: dict[ir.Node, dict[ir.Node, None]] = {}
-        for node in edit.all_nodes(model.graph):
-            found = attention_of(node, opset) if edit.is_op(node, "Softmax") else None
-            for norm, nodes in ({} if found is None else _biased(found)).items():
+        for found in attentions_of(model):
+            for norm, nodes in _biased(found).items():
                 norms.setdefault(norm, {}).update(dict.fromkeys(nodes))
         together: dict[ir.Graph | ir.Function | None, dict[ir.Node, None]] = {}
         refusals = []

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import Attention, Path, attention_of, bias_of, path_to
+from trtopt.graph.attention import Attention, Path, attention_of, attentions_of, bias_of, path_to
 from trtopt.graph.views import Sizes, is_move, is_pass, merged_rows, moved, one_per
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
@@ -76,15 +76,11 @@ class QkvBias:
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Attentions whose projections have a bias that is not in its place yet."""
         matches, refusals = [], []
-        opset = model.graph.opset_imports.get("", 1)
-        for node in edit.all_nodes(model.graph):
-            found = attention_of(node, opset) if edit.is_op(node, "Softmax") else None
-            if found is None:
-                continue
+        for found in attentions_of(model):
             try:
                 plan = _plan(found)
             except _CannotError as error:
-                refusals.append(Refusal(str(node.name), str(error)))
+                refusals.append(Refusal(str(found.softmax.name), str(error)))
             else:
                 if plan is not None:
                     matches.append(Match(plan.nodes))

@@ -56,12 +56,12 @@ def _difference(softmax: ir.Node, opset: int) -> ir.Node | None:
     rank = 0 if value is None or value.shape is None else len(value.shape)
     if not rank or edit.int_attribute(softmax, "axis", -1 if opset >= 13 else 1) % rank != rank - 1:
         return None
-    node = _maker(value)
+    node = edit.only_maker(value)
     if edit.is_op(node, "Mul", "Div"):
         factors = [edit.constant_tensor_of(each) for each in node.inputs]
         data = [each for each, factor in zip(node.inputs, factors, strict=True) if factor is None or factor.size != 1]
         is_divided = node.op_type == "Mul" or factors[0] is None
-        node = _maker(data[0]) if len(data) == 1 and is_divided else None
+        node = edit.only_maker(data[0]) if len(data) == 1 and is_divided else None
     if not edit.is_op(node, "Sub") or node.inputs[1] is None:
         return None
     largest, over = node.inputs[1].producer(), []
@@ -73,8 +73,3 @@ def _difference(softmax: ir.Node, opset: int) -> ir.Node | None:
     over.append(edit.axes_of(largest))
     keeps = edit.int_attribute(largest, "keepdims", 1) == len(over) % 2
     return node if keeps and all([axis % rank for axis in axes or ()] == [rank - 1] for axes in over) else None
-
-
-def _maker(value: ir.Value | None) -> ir.Node | None:
-    """What makes a value that is used once and is no output."""
-    return edit.only_maker(value)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import constant_of, constant_tensor_of, input_of, int_attribute, is_op, maker_of, only_user
+from trtopt.graph.edit import (
+    all_nodes,
+    constant_of,
+    constant_tensor_of,
+    input_of,
+    int_attribute,
+    is_op,
+    maker_of,
+    only_user,
+)
 from trtopt.graph.views import Sizes, is_move, is_pass, moved
 
 _DEPTH = 24
@@ -105,6 +115,15 @@ def attention_of(softmax: ir.Node, opset: int) -> Attention | None:
         return None
     hindrance = hindrance or next((reason for step in between if (reason := _changes_shift(step))), "")
     return Attention(softmax, scores, tuple(reversed(between)), tuple(after), node, hindrance)
+
+
+def attentions_of(model: ir.Model) -> Iterator[Attention]:
+    """Every attention of a model, nested graphs included."""
+    opset = model.graph.opset_imports.get("", 1)
+    for node in all_nodes(model.graph):
+        found = attention_of(node, opset) if is_op(node, "Softmax") else None
+        if found is not None:
+            yield found
 
 
 def _product_behind(value: ir.Value | None, nodes: list[ir.Node], depth: int) -> ir.Node | None:

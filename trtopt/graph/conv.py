@@ -110,6 +110,16 @@ def why_not_constant(node: ir.Node) -> str:
     return ""
 
 
+def why_not_behind(node: ir.Node, producer: ir.Node) -> str:
+    """Why a node that reads what another makes cannot become part of it; empty where it can."""
+    value = producer.outputs[0]
+    if value.is_graph_output():
+        return f"the output of {producer.name} is a graph output"
+    if edit.only_user(value) is None:
+        return f"the output of {producer.name} is used elsewhere"
+    return "" if node.graph is producer.graph else f"{producer.name} is outside the nested graph"
+
+
 def weight_and_bias(node: ir.Node) -> tuple[np.ndarray, np.ndarray]:
     """Weight and bias (one per output channel) in float64, a Gemm's factors included.
 
