@@ -49,7 +49,7 @@ class Conv1x1Chain:
         """Convolutions right after a convolution."""
         places = []
         for node in edit.all_nodes(model.graph):
-            first = node.inputs[0].producer() if edit.is_op(node, "Conv") and node.inputs[0] else None
+            first = edit.maker_of(node.inputs[0]) if edit.is_op(node, "Conv") else None
             if not edit.is_op(first, "Conv") or not _is_chain(first, node):
                 continue
             places.append((Match((node, first)), _why_not(first, node)))

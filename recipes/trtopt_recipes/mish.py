@@ -68,7 +68,7 @@ def _spelled_out(node: ir.Node) -> tuple[ir.Node, ...] | None:
         return None
     for x, other in (node.inputs, reversed(node.inputs)):
         tanh = maker_of(other)
-        softplus = tanh.inputs[0].producer() if is_op(tanh, "Tanh") and tanh.inputs[0] else None
+        softplus = maker_of(tanh.inputs[0]) if is_op(tanh, "Tanh") else None
         if tanh is not None and is_op(softplus, "Softplus") and softplus.inputs[0] is x:
             return node, tanh, softplus
     return None

@@ -199,7 +199,7 @@ class _Reader:
     def _is_bags(self, value: ir.Value) -> bool:
         """Whether a value is the number of bags, or that of the offsets but the first."""
         taken = value.producer()
-        shape = taken.inputs[0].producer() if edit.is_op(taken, "Gather") and taken and taken.inputs[0] else None
+        shape = edit.maker_of(taken.inputs[0]) if edit.is_op(taken, "Gather") else None
         if self._known.held(value) == (self._bags,):
             return True
         if not edit.is_op(shape, "Shape") or taken is None:

@@ -90,7 +90,7 @@ def input_values(model: ir.Model) -> dict[str, InputValues]:
             found[name] = InputValues("lengths")
         elif latest := _latest(value):
             found[name] = InputValues("times", latest)
-        elif "mask" in name.lower() or any(_masks(node, index) for node, index, _ in uses):
+        elif "mask" in name.lower() or any(edit.is_op(node, *_MASKS) for node, index, _ in uses):
             found[name] = InputValues("padding" if _kept_by(value) == 0 else "mask")
     return found
 
@@ -257,8 +257,3 @@ def _dims_of_table(value: ir.Value | None) -> _Dims | None:
     if dims is None and edit.is_op(node, "DequantizeLinear", "Cast", "Identity"):
         dims = edit.dims_of_value(node.inputs[0])
     return dims
-
-
-def _masks(node: ir.Node, index: int) -> bool:
-    """Whether ``node`` keeps or drops elements by its input ``index``."""
-    return edit.is_op(node, *_MASKS)

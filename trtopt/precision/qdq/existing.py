@@ -269,7 +269,7 @@ def _reads_8_bit(node: ir.Node, index: int) -> bool:
     """Whether a dequantized constant at this input is read as it is stored."""
     if edit.is_op(node, "MatMul", "Gemm", "DequantizeLinear"):  # the last reads E4M3 scales of FP4 weights
         return index < 2
-    data = node.inputs[0].producer() if edit.is_op(node, "Conv", "ConvTranspose") and node.inputs[0] else None
+    data = edit.maker_of(node.inputs[0]) if edit.is_op(node, "Conv", "ConvTranspose") else None
     return index == 1 and edit.is_op(data, "DequantizeLinear")
 
 

@@ -90,7 +90,7 @@ def alignment(subject: Subject) -> Iterator[Proposal]:
     rules of their own, and numbers of classes that are far from a multiple.
     """
     found: dict[tuple[int, Precision], list[tuple[Layer, Work, _Free]]] = defaultdict(list)
-    recent = _compute_capability(subject) >= (8, 0)
+    recent = tuple(int(part) for part in subject.gpu.compute_capability.split(".")) >= (8, 0)
     for layer, work in subject.products():
         tiers = _TIERS if recent else _TIERS[:2]
         if work.dtype not in TENSOR_CORE_TYPES or not any(
@@ -143,10 +143,6 @@ class _Free:
             for size, limit in limits
             if size is not None and size % multiple and round_up(size, multiple) <= limit * size
         )
-
-
-def _compute_capability(subject: Subject) -> tuple[int, ...]:
-    return tuple(int(part) for part in subject.gpu.compute_capability.split("."))
 
 
 def _free_sizes(subject: Subject, layer: Layer, work: Work) -> _Free:

@@ -177,7 +177,7 @@ def normalization(subject: Subject) -> Iterator[Proposal]:
 def _is_grouped(layer: Layer, subject: Subject) -> bool:
     """Whether an InstanceNormalization of rows that a Reshape makes of several channels is a group normalization."""
     for node in (subject.node[name] for name in layer.onnx_nodes if name in subject.node):
-        split = node.inputs[0].producer() if is_op(node, "InstanceNormalization") and node.inputs[0] else None
+        split = maker_of(node.inputs[0]) if is_op(node, "InstanceNormalization") else None
         if is_op(split, "Reshape"):
             rows, maps = (subject.shapes.get(str(value.name)) for value in (split.outputs[0], split.inputs[0]) if value)
             return rows is not None and maps is not None and len(maps) > 2 and rows[1] < maps[1]
