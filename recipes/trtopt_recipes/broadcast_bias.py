@@ -121,7 +121,7 @@ def _plan(softmax: ir.Node, opset: int) -> _Plan | str | None:
     terms = _terms(value, others, user.outputs[0])
     if terms is None or isinstance(terms, str):
         return terms
-    if not _are_alike(scores, user.outputs[0], unlike=1):
+    if not _are_alike(scores, user.outputs[0]):
         return "scores may have another shape once terms are added to them"
     return _Plan(attention, scores, user, terms, (*nodes, user))
 
@@ -181,10 +181,10 @@ def _ints(dims: Sequence[int | str | None]) -> tuple[int, ...]:
     return tuple(dim for dim in dims if isinstance(dim, int))
 
 
-def _are_alike(one: ir.Value, other: ir.Value, unlike: int) -> bool:
-    """Whether two shapes of as many elements are equal, of which so many sizes may not be known."""
+def _are_alike(one: ir.Value, other: ir.Value) -> bool:
+    """Whether two shapes of as many elements are equal, of which one size may not be known."""
     pair = _dims(one), _dims(other)
-    return len(pair[0]) == len(pair[1]) and sum(a is None or a != b for a, b in zip(*pair, strict=True)) <= unlike
+    return len(pair[0]) == len(pair[1]) and sum(a is None or a != b for a, b in zip(*pair, strict=True)) <= 1
 
 
 def _add_bias(model: ir.Model, plan: _Plan, recipe: str) -> None:

@@ -132,7 +132,7 @@ def _plan(found: Attention) -> _Plan | None:
         if not np.isfinite(one_per(path.bias)).all():
             raise _CannotError(f"the bias of {path.root.name} is not finite")
     _check_uses(found, paths)
-    if key in paths and not _same_along(key, -1, sizes):
+    if key in paths and not _is_same_for_all(key, sizes):
         raise _CannotError(f"the bias of {key.root.name} differs along the keys")
     behind = [*([query] if query is not None and query in paths else []), *split.values()]
     nodes = [*found.nodes]
@@ -233,9 +233,9 @@ def _narrowed(array: np.ndarray, dtype: ir.DataType, node: ir.Node) -> np.ndarra
     return narrow
 
 
-def _same_along(path: Path, axis: int, sizes: Sizes) -> bool:
+def _is_same_for_all(path: Path, sizes: Sizes) -> bool:
     carried = path.carried(path.moves, sizes)
-    return carried is not None and one_per(carried).shape[axis] == 1
+    return carried is not None and one_per(carried).shape[-1] == 1
 
 
 def _value_bias(

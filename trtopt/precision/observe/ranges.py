@@ -79,9 +79,9 @@ class _Moments:
         """The value that ``share`` of the elements, zeros included, do not exceed (an upper bin edge)."""
         return self._upper_edge(share * self.total - (self.total - float(self.sums[0][-1])))
 
-    def quantile_nonzero(self, share: float) -> float:
-        """As :meth:`quantile`, of the elements that are not zero."""
-        return self._upper_edge(share * float(self.sums[0][-1]))
+    def median_nonzero(self) -> float:
+        """The median of the elements that are not zero."""
+        return self._upper_edge(0.5 * float(self.sums[0][-1]))
 
     def _upper_edge(self, below: float) -> float:
         index = min(int(np.searchsorted(self.sums[0][1:], below)), self.low.size - 1)
@@ -159,7 +159,7 @@ def _divergences(moments: _Moments, candidates: np.ndarray) -> np.ndarray:
 
 def _search(moments: _Moments, cost: Callable[[_Moments, np.ndarray], np.ndarray]) -> float:
     """The range of least ``cost``: a geometric grid from the median of the non-zeros to the maximum, then refined."""
-    low = moments.quantile_nonzero(0.5)
+    low = moments.median_nonzero()
     candidates = np.geomspace(low, moments.absmax, _GRID) if low < moments.absmax else np.array([moments.absmax])
     for _ in range(_REFINEMENTS):
         costs = cost(moments, candidates)
