@@ -54,18 +54,15 @@ class BatchFirstAttention:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Regions of layers that treat every token alike, around at least one attention."""
-        matches, refusals = [], []
+        places, is_fused = [], target.backend == "tensorrt"
         opset = model.graph.opset_imports.get("", 1)
         for graph in edit.all_graphs(model.graph):
             for region in _regions(graph, opset):
                 if region.borders > region.merges + 2:
                     continue
                 nodes = tuple(node for node in graph if node in region.nodes)
-                if target.backend == "tensorrt":
-                    refusals.append(Refusal(str(nodes[0].name), "TensorRT fuses attention with the batch first"))
-                else:
-                    matches.append(Match(nodes))
-        return Findings(tuple(matches), tuple(refusals))
+                places.append((Match(nodes), "TensorRT fuses attention with the batch first" if is_fused else ""))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Change the order in one region."""

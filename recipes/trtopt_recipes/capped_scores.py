@@ -40,16 +40,12 @@ class CappedScores:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Each tanh between a product of queries and keys and its softmax."""
-        matches, refusals = [], []
+        places, reason = [], "for TensorRT it was not tried" if target.backend == "tensorrt" else ""
         for nodes in (found.nodes for found in attentions_of(model)):
             for cap in nodes:
-                if not edit.is_op(cap, "Tanh") or cap.outputs[0].dtype is not ir.DataType.FLOAT or not _is_small(cap):
-                    continue
-                if target.backend == "tensorrt":
-                    refusals.append(Refusal(str(cap.name), "for TensorRT it was not tried"))
-                else:
-                    matches.append(Match((cap, *(other for other in nodes if other is not cap))))
-        return Findings(tuple(matches), tuple(refusals))
+                if edit.is_op(cap, "Tanh") and cap.outputs[0].dtype is ir.DataType.FLOAT and _is_small(cap):
+                    places.append((Match((cap, *(other for other in nodes if other is not cap))), reason))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Rewrite one tanh."""

@@ -53,19 +53,19 @@ class GlobalAveragePool:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Means over all positions of a map [N, C, H, W], and other reductions of a convolution's."""
-        matches, refusals, opset = [], [], model.graph.opset_imports.get("", 1)
+        places, opset = [], model.graph.opset_imports.get("", 1)
         for node in edit.all_nodes(model.graph):
             axes = _axes(node, opset)
             if not axes:
                 continue
             size = _size(node, axes)
+            reason = ""
             if size is None or 0 in size:
-                refusals.append(Refusal(str(node.name), "the size of its map is not known, or zero"))
+                reason = "the size of its map is not known, or zero"
             elif not _windows(size, self.largest_window):
-                refusals.append(Refusal(str(node.name), f"its map has {math.prod(size)} positions"))
-            else:
-                matches.append(Match((node, *_context(node))))
-        return Findings(tuple(matches), tuple(refusals))
+                reason = f"its map has {math.prod(size)} positions"
+            places.append((Match((node, *_context(node))), reason))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Replace one node."""

@@ -51,18 +51,15 @@ class LinearAsConv:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Linear layers between tokens and an image; those between two images are found as entering the second."""
-        matches, refusals = [], []
+        places = []
         for layer in _layers(model):
+            reason = ""
             if layer.enters and layer.size is None:
-                refusals.append(
-                    Refusal(str(layer.product.name), "the shape of its image does not give height and width")
-                )
+                reason = "the shape of its image does not give height and width"
             elif layer.enters and _is_attended(layer.source):
                 reason = "its tokens are those of an attention with one head, which would be several kernels"
-                refusals.append(Refusal(str(layer.product.name), reason))
-            else:
-                matches.append(Match((layer.product, *layer.others, *_context(layer)), choice=layer.way))
-        return Findings(tuple(matches), tuple(refusals))
+            places.append((Match((layer.product, *layer.others, *_context(layer)), choice=layer.way), reason))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Rewrite one layer."""

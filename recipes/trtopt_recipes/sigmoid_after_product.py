@@ -53,17 +53,17 @@ class SigmoidAfterProduct:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """The sigmoids behind products, each with what lies between and what it is multiplied by."""
-        matches, refusals = [], []
+        places = []
         for node in all_nodes(model.graph):
             between = _behind_product(node, node.inputs[0]) if is_op(node, "Sigmoid") else _gated(node)
             if between is None:
                 continue
-            if target.backend == "tensorrt":
-                refusals.append(Refusal(str(node.name), "TensorRT has the activation in the kernel of the product"))
-                continue
             user = only_user(node.outputs[0])
-            matches.append(Match(tuple(dict.fromkeys((node, *between, *([] if user is None else [user]))))))
-        return Findings(tuple(matches), tuple(refusals))
+            nodes = dict.fromkeys((node, *between, *([] if user is None else [user])))
+            is_fused = target.backend == "tensorrt"
+            reason = "TensorRT has the activation in the kernel of the product" if is_fused else ""
+            places.append((Match(tuple(nodes)), reason))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Rewrite one activation."""
