@@ -65,7 +65,7 @@ class BatchNorm:
             return Refusal(match.label, "it has changed since it was found")
         scale, shift = affine
         folded = scale_outputs(producer, weight, scale), bias * scale + shift
-        dtype = np.asarray(edit.constant_of(producer.inputs[1])).dtype
+        dtype = edit.array_of(producer.inputs[1]).dtype
         with np.errstate(over="ignore"):
             if not all(np.isfinite(array.astype(dtype).astype(np.float64)).all() for array in folded):
                 return Refusal(match.label, f"a folded weight does not fit {dtype}")
@@ -88,7 +88,7 @@ def _why_not(norm: ir.Node, producer: ir.Node) -> str:
         return "its statistics are not constants"
     if hindrance := why_not_constant(producer):
         return hindrance
-    affine, channels = norm_affine(norm), output_channels(producer, np.asarray(edit.constant_of(producer.inputs[1])))
+    affine, channels = norm_affine(norm), output_channels(producer, edit.array_of(producer.inputs[1]))
     if affine is None or affine[0].shape != (channels,):
         return f"its statistics are not one per channel of {producer.name}"
     return ""

@@ -95,7 +95,7 @@ class ConstantAffine:
         after = data is not None and data.producer() is product
         sizes = (output_channels(product, weight), _rank(product)) if after else _inputs(product)
         affine = _affine(node, *sizes, not after and _is_behind_tokens(node, product))
-        dtype = np.asarray(edit.constant_of(product.inputs[1])).dtype
+        dtype = edit.array_of(product.inputs[1]).dtype
         if affine is None or data is None:
             return Refusal(match.label, "it was changed by a rewrite before")
         scale, shift = affine
@@ -139,12 +139,12 @@ def _data_of(node: ir.Node) -> ir.Value | None:
 
 
 def _rank(product: ir.Node) -> int:
-    return np.asarray(edit.constant_of(product.inputs[1])).ndim
+    return edit.array_of(product.inputs[1]).ndim
 
 
 def _inputs(product: ir.Node) -> tuple[int, int]:
     """Input channels and rank of the data of a product with constant weights."""
-    return input_channels(product, np.asarray(edit.constant_of(product.inputs[1]))), _rank(product)
+    return input_channels(product, edit.array_of(product.inputs[1])), _rank(product)
 
 
 def _affine(node: ir.Node, channels: int, rank: int, on_tokens: bool = False) -> tuple[np.ndarray, np.ndarray] | None:

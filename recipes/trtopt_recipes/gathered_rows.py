@@ -95,9 +95,7 @@ class GatheredRows:
 
 def _matrix(product: ir.Node) -> tuple[np.ndarray, np.ndarray | None]:
     """The matrix that rows are multiplied by, and what is added to each of them."""
-    array = edit.constant_of(product.inputs[1])
-    if array is None:
-        raise ValueError(f"the matrix of {product.name} is not constant")
+    array = edit.array_of(product.inputs[1])
     if edit.is_op(product, "MatMul"):
         return array, None
     weight, bias = weight_and_bias(product)

@@ -168,7 +168,7 @@ def _merged_window(convs: list[ir.Node]) -> SlidingWindow | None:
 
 def _ways(convs: list[ir.Node]) -> list[str]:
     """The ways in which convolutions become one."""
-    shapes = [np.asarray(edit.constant_of(node.inputs[1])).shape for node in convs]
+    shapes = [edit.array_of(node.inputs[1]).shape for node in convs]
     groups = [edit.int_attribute(node, "group", 1) for node in convs]
     sizes = {(shape[0] // count, shape[1]) for shape, count in zip(shapes, groups, strict=True)}
     dense = set(groups) == {1} and len(convs) <= _MOST_DENSE

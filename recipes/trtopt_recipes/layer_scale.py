@@ -232,13 +232,9 @@ def _scaled_product(
     product: ir.Node, factors: np.ndarray
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """Weight and bias times the factors, each with what it was."""
-    weight, bias = weight_and_bias(product) if not edit.is_op(product, "MatMul") else (_matrix(product), np.zeros(1))
+    if edit.is_op(product, "MatMul"):
+        weight, bias = edit.array_of(product.inputs[1]).astype(np.float64), np.zeros(1)
+    else:
+        weight, bias = weight_and_bias(product)
     scaled = weight * factors if edit.is_op(product, "MatMul") else scale_outputs(product, weight, factors)
     return (scaled, weight), (bias * factors, bias)
-
-
-def _matrix(product: ir.Node) -> np.ndarray:
-    weight = edit.constant_of(product.inputs[1])
-    if weight is None:
-        raise ValueError(f"the weights of {product.name} are not constants")
-    return weight.astype(np.float64)

@@ -84,14 +84,16 @@ class NormalizedQkvBias:
         products = _products(norm)
         shift = _shift(norm, products)
         weights = [
-            _new_weight(_weight(product), shift, *_before(norm, product)).astype(_weight(product).dtype)
+            _new_weight(edit.array_of(product.inputs[1]), shift, *_before(norm, product)).astype(
+                edit.array_of(product.inputs[1]).dtype
+            )
             for product in products
         ]
-        scale, output = _float64(norm.inputs[1]), norm.outputs[0]
+        scale, output = edit.array_of(norm.inputs[1]).astype(np.float64), norm.outputs[0]
         if _is_read_otherwise(norm):
             _restore(norm, scale, _offset(norm) - shift * scale, splice)
         for index, name, content in ((1, "scale", np.ones_like(scale)), (2, "shift", np.full_like(scale, shift))):
-            array = content.astype(_tensor_type(norm.inputs[1]))
+            array = content.astype(edit.array_of(norm.inputs[1]).dtype)
             if len(norm.inputs) <= index:
                 norm.resize_inputs(index + 1)
             norm.replace_input_with(index, splice.constant(array, output, name))
@@ -102,7 +104,7 @@ class NormalizedQkvBias:
 
 def _restore(norm: ir.Node, factor: np.ndarray, bias: np.ndarray, splice: edit.Splice) -> None:
     """Give what reads a normalized value beside its products factor * (n + t) + bias, which is as it was."""
-    value, dtype = norm.outputs[0], _tensor_type(norm.inputs[1])
+    value, dtype = norm.outputs[0], edit.array_of(norm.inputs[1]).dtype
     for kind, operand, array in (("Mul", "factor", factor), ("Add", "offset", bias)):
         constant = splice.constant(array.astype(dtype), norm.outputs[0], operand)
         value = splice.restore(value, kind, _products(norm), constant)
@@ -170,7 +172,7 @@ def _out_of_range(norm: ir.Node) -> str:
     if not shift <= _LARGEST_SHIFT:
         return "a bias is too large beside the weights"
     for product in products:
-        left = _left_range(_weight(product), shift, *_before(norm, product))
+        left = _left_range(edit.array_of(product.inputs[1]), shift, *_before(norm, product))
         if left:
             return f"the new weights of {product.name} leave the range of {left}"
     return ""
@@ -178,13 +180,15 @@ def _out_of_range(norm: ir.Node) -> str:
 
 def _shift(norm: ir.Node, products: list[ir.Node]) -> float:
     """The shift t; infinite where none is large enough."""
-    wanted = max((_wanted_shift(_weight(product), *_before(norm, product)) for product in products), default=0.0)
+    wanted = max(
+        (_wanted_shift(edit.array_of(product.inputs[1]), *_before(norm, product)) for product in products), default=0.0
+    )
     return 2.0 ** math.ceil(math.log2(max(wanted, _SMALLEST_SHIFT))) if math.isfinite(wanted) else math.inf
 
 
 def _before(norm: ir.Node, product: ir.Node) -> tuple[bytes, bytes, bytes]:
     """The scale and the bias of a normalization, and the bias behind a product, as FP64."""
-    scale, add = _float64(norm.inputs[1]), _bias_add(product)
+    scale, add = edit.array_of(norm.inputs[1]).astype(np.float64), _bias_add(product)
     biases = () if add is None else [array for v in add.inputs if (array := edit.constant_of(v)) is not None]
     bias = next((array.astype(np.float64).ravel() for array in biases), np.zeros(1))
     return scale.tobytes(), _offset(norm).tobytes(), bias.tobytes()
@@ -240,32 +244,12 @@ def _bias_add(product: ir.Node) -> ir.Node | None:
 
 def _offset(norm: ir.Node) -> np.ndarray:
     """The bias of a normalization."""
-    return np.zeros_like(_float64(norm.inputs[1])) if edit.input_of(norm, 2) is None else _float64(norm.inputs[2])
+    offset = edit.input_of(norm, 2)
+    return np.zeros(edit.array_of(norm.inputs[1]).shape) if offset is None else edit.array_of(offset).astype(np.float64)
 
 
 def _norm(array: np.ndarray) -> float:
     return float(np.sqrt(np.mean(array**2))) if array.size else 0.0
-
-
-def _weight(product: ir.Node) -> np.ndarray:
-    array = edit.constant_of(product.inputs[1])
-    if array is None:
-        raise ValueError("not a constant")
-    return array
-
-
-def _float64(value: ir.Value | None) -> np.ndarray:
-    array = edit.constant_of(value)
-    if array is None:
-        raise ValueError("not a constant")
-    return array.astype(np.float64)
-
-
-def _tensor_type(value: ir.Value | None) -> np.dtype:
-    array = edit.constant_of(value)
-    if array is None:
-        raise ValueError("not a constant")
-    return array.dtype
 
 
 def _set_weight(product: ir.Node, weight: np.ndarray, splice: edit.Splice, recipe: str) -> None:

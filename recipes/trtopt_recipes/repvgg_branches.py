@@ -12,8 +12,10 @@ from trtopt.graph import edit
 from trtopt.graph.conv import (
     SlidingWindow,
     copy_node,
+    norm_affine,
     set_weights,
     set_window,
+    trains,
     weight_and_bias,
     why_not_constant,
     why_not_fit,
@@ -77,7 +79,7 @@ class RepvggBranches:
         rest = [leaf for leaf in rest if leaf is not source or not keeps_size]
         weight, bias = _sum(main, branches, window, len(identities))
         old = [weight_and_bias(node) for node in branches if node.op_type == "Conv"]
-        dtype = np.asarray(edit.constant_of(main.inputs[1])).dtype
+        dtype = edit.array_of(main.inputs[1]).dtype
         reason = why_not_fit(weight, dtype, *(each[0] for each in old))
         reason = reason or why_not_fit(bias, dtype, *(each[1] for each in old))
         if reason:
@@ -165,7 +167,7 @@ def _merged_window(branches: list[ir.Node]) -> SlidingWindow | None:
 
 
 def _can_be_identity(main: ir.Node, window: SlidingWindow) -> bool:
-    weight = np.asarray(edit.constant_of(main.inputs[1]))
+    weight = edit.array_of(main.inputs[1])
     return set(window.strides) == {1} and weight.shape[0] == weight.shape[1] * edit.int_attribute(main, "group", 1)
 
 
@@ -205,8 +207,7 @@ def _map_of(value: ir.Value) -> tuple[int, ...] | None:
 
 def _why_not_branch(node: ir.Node, main: ir.Node) -> str:
     if node.op_type == "BatchNormalization":
-        training = edit.int_attribute(node, "training_mode", 0) != 0
-        if training or any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
+        if trains(node):
             return f"{node.name} is in training mode"
         if any(edit.constant_of(value) is None for value in node.inputs[1:5]):
             return f"the statistics of {node.name} are not constants"
@@ -227,7 +228,7 @@ def _sum(
     main: ir.Node, branches: list[ir.Node], window: SlidingWindow, identities: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Weight and bias of all branches in one window, in float64."""
-    shape = np.asarray(edit.constant_of(main.inputs[1])).shape
+    shape = edit.array_of(main.inputs[1]).shape
     weight, bias = np.zeros((*shape[:2], *window.kernel)), np.zeros(shape[0])
     rows = np.arange(shape[0])
     centre = (rows, rows % shape[1], *(np.full(shape[0], begin) for begin in window.begins))
@@ -240,13 +241,10 @@ def _sum(
             weight += np.pad(part, [(0, 0), (0, 0), *zip(at, after, strict=True)])
             bias += part_bias
             continue
-        gamma, beta, mean, variance = (
-            np.asarray(edit.constant_of(edit.input_of(node, index))).astype(np.float64) for index in range(1, 5)
-        )
-        with np.errstate(divide="ignore", invalid="ignore"):
-            scale = gamma / np.sqrt(variance + edit.float_attribute(node, "epsilon", 1e-5))
+        scale, shift = norm_affine(node) or (np.nan, np.nan)
+        with np.errstate(invalid="ignore"):
             weight[centre] += scale
-            bias += beta - mean * scale
+            bias += shift
     if identities:
         weight[centre] += identities
     return weight, bias

@@ -117,7 +117,7 @@ def _why_not(scale: ir.Node, conv: ir.Node) -> str:
     size = np.abs(factors)
     if not (np.isfinite(size).all() and size.min(initial=1) >= 1 / _LARGEST and size.max(initial=1) <= _LARGEST):
         return f"a factor is below 1/{_LARGEST:g} or above {_LARGEST:g}"
-    dtype = np.asarray(edit.constant_of(conv.inputs[1])).dtype
+    dtype = edit.array_of(conv.inputs[1]).dtype
     weight, bias = weight_and_bias(conv)
     new = scale_outputs(conv, weight, 1 / factors)
     return why_not_fit(new, dtype, weight) or why_not_fit(bias / factors, dtype, bias)

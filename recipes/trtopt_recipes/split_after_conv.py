@@ -209,7 +209,7 @@ def _why_not(value: ir.Value, conv: ir.Node, elementwise: list[ir.Node], splits:
     if edit.int_attribute(conv, "group", 1) != 1:
         return f"{conv.name} has groups"
     inside = {id(node) for node in (conv, *elementwise)}
-    rank = np.asarray(edit.constant_of(conv.inputs[1])).ndim
+    rank = edit.array_of(conv.inputs[1]).ndim
     for node in (conv, *elementwise):
         output = node.outputs[0]
         if output.is_graph_output():

@@ -125,10 +125,7 @@ def weight_and_bias(node: ir.Node) -> tuple[np.ndarray, np.ndarray]:
 
     Both are constants: ask :func:`why_not_constant` first, else ValueError is raised.
     """
-    array, bias_array = edit.constant_of(edit.input_of(node, 1)), edit.constant_of(edit.input_of(node, 2))
-    if array is None:
-        raise ValueError(f"the weights of {node.name} are not constants")
-    weight = array.astype(np.float64)
+    weight, bias_array = edit.array_of(node.inputs[1]).astype(np.float64), edit.constant_of(edit.input_of(node, 2))
     bias = np.zeros(1) if bias_array is None else bias_array.astype(np.float64).reshape(-1)
     if node.op_type == "Gemm":
         weight = weight * edit.float_attribute(node, "alpha", 1.0)
@@ -216,13 +213,11 @@ def survives_half(array: np.ndarray) -> bool:
 
 def set_weights(names: edit.Names, node: ir.Node, weight: np.ndarray, bias: np.ndarray | None) -> None:
     """Give a node new weights of its weights' type, as constants named after its output; without bias for None."""
-    old, graph, output = edit.constant_of(edit.input_of(node, 1)), node.graph, node.outputs[0].name
-    if old is None or graph is None:
-        raise ValueError(f"{node.name} has no constant weights, or is in no graph")
+    dtype, graph, output = edit.array_of(node.inputs[1]).dtype, edit.graph_of(node), node.outputs[0].name
     node.resize_inputs(2 if bias is None else 3)
-    node.replace_input_with(1, edit.add_initializer(graph, names.value(f"{output}_weight"), weight.astype(old.dtype)))
+    node.replace_input_with(1, edit.add_initializer(graph, names.value(f"{output}_weight"), weight.astype(dtype)))
     if bias is not None:
-        node.replace_input_with(2, edit.add_initializer(graph, names.value(f"{output}_bias"), bias.astype(old.dtype)))
+        node.replace_input_with(2, edit.add_initializer(graph, names.value(f"{output}_bias"), bias.astype(dtype)))
     for name in ("alpha", "beta"):
         if node.op_type == "Gemm":
             node.attributes.pop(name, None)

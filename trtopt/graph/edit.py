@@ -204,6 +204,14 @@ def constant_of(value: ir.Value | None) -> np.ndarray | None:
     return None if tensor is None else tensor.numpy()
 
 
+def array_of(value: ir.Value | None) -> np.ndarray:
+    """As :func:`constant_of`, of what is known to be a constant; raises ValueError where it is none."""
+    array = constant_of(value)
+    if array is None:
+        raise ValueError(f"{'nothing' if value is None else value.name} is no constant")
+    return array
+
+
 def add_initializer(graph: ir.Graph, name: str, array: np.ndarray | ir.TensorProtocol) -> ir.Value:
     """Add a constant to ``graph``, whose nested graphs may use it too, and return its value.
 

@@ -11,7 +11,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import axes_of, constant_of, input_of, int_attribute, ints_attribute, is_op
+from trtopt.graph.edit import array_of, axes_of, constant_of, input_of, int_attribute, ints_attribute, is_op
 
 _STAND_INS = (7, 11, 13, 17, 19, 23, 29, 31)
 """Sizes for dimensions that are not known; primes, so that no reshape fits by chance."""
@@ -110,13 +110,7 @@ def one_per(array: np.ndarray) -> np.ndarray:
 
 
 def _constants(node: ir.Node, *indices: int) -> list[list[int]]:
-    found = []
-    for index in indices:
-        array = constant_of(input_of(node, index))
-        if array is None:
-            raise ValueError(f"input {index} of {node.name} is not a constant")
-        found.append([int(item) for item in array.ravel()])
-    return found
+    return [[int(item) for item in array_of(input_of(node, index)).ravel()] for index in indices]
 
 
 def _expand(node: ir.Node, output: ir.Value, array: np.ndarray, sizes: Sizes) -> np.ndarray:
