@@ -96,7 +96,7 @@ def _changes(softmax: ir.Node, opset: int) -> list[_Change] | str | None:
     if query is None or key is None or value is None or key.shape is None or min(size, value_size) < _SMALLEST:
         return None
     changes: list[_Change] = []
-    wide = max(_wide(size), _wide(value_size))
+    wide = max(wide_head(size), wide_head(value_size))
     if wide > _MOST * min(size, value_size):
         return None
     paths = []
@@ -113,7 +113,8 @@ def _changes(softmax: ir.Node, opset: int) -> list[_Change] | str | None:
     return changes
 
 
-def _wide(size: int) -> int:
+def wide_head(size: int) -> int:
+    """The least size of head that the fused kernel reads in place and that holds this one."""
     return max(_LEAST, -(-size // _STEP) * _STEP)
 
 

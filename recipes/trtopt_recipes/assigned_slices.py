@@ -54,12 +54,12 @@ class AssignedSlices:
             return Refusal(match.label, plan if isinstance(plan, str) else "it is gone by now")
         splice, joined = edit.Splice(model, last, self.name), list(plan.slices)
         if plan.shape:
-            axis = splice.constant(np.asarray([plan.axis + 1], np.int64), last.outputs[0], "axis")
+            axis = splice.ints([plan.axis + 1], last.outputs[0], "axis")
             joined = [splice.fresh("Unsqueeze", value, axis, like=value) for value in joined]
         axes = {"axis": plan.axis + bool(plan.shape)}
         value = splice.fresh("Concat", *joined, attributes=axes)
         if plan.shape:
-            shape = splice.constant(np.asarray(plan.shape, np.int64), last.outputs[0], "shape")
+            shape = splice.ints(plan.shape, last.outputs[0], "shape")
             value = splice.fresh("Reshape", value, shape)
         splice.finish(splice.fresh("Transpose", value, attributes={"perm": plan.perm}) if plan.perm else value)
         for node in match.nodes[1:]:

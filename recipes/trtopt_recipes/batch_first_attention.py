@@ -344,7 +344,7 @@ class _Writer:
             swapped = np.concatenate([shape[1::-1], shape[2:]])
             node.replace_input_with(1, splice.constant(swapped, output, "shape"))
             return
-        order = splice.constant(np.asarray([1, 0, *range(2, _rank(output) or 0)], np.int64), output, "order")
+        order = splice.ints([1, 0, *range(2, _rank(output) or 0)], output, "order")
         given = node.inputs[1]
         node.replace_input_with(1, splice.op("Gather", given, order, like=given, before=node))
 

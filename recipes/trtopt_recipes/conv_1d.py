@@ -62,7 +62,7 @@ class Conv1d:
         nodes, rows = self._with_wide_norms(model, match.nodes)
         region = set(nodes)
         splice = edit.Splice(model, match.nodes[0], self.name)
-        axis = splice.constant(np.asarray([2], np.int64), match.nodes[0].outputs[0], "axis")
+        axis = splice.ints([2], match.nodes[0].outputs[0], "axis")
         entries: dict[ir.Value, ir.Value] = {}
         for node in nodes:
             for index, value in enumerate(node.inputs):
@@ -134,7 +134,7 @@ class _Rows:
         if self.split is None or self.back is None:
             raise ValueError(f"{self.norm.name} is not between Reshapes")
         splice = edit.Splice(model, self.split, recipe)
-        rows = splice.constant(np.asarray([0, self.groups, -1], np.int64), self.split.outputs[0], "rows")
+        rows = splice.ints([0, self.groups, -1], self.split.outputs[0], "rows")
         if isinstance(self.length, int):
             wide = np.asarray([0, self.channels, 1, self.length], np.int64)
             shape = splice.constant(wide, self.back.outputs[0], "shape")

@@ -317,5 +317,5 @@ def _short_shape(
             parts.append(splice.op("Shape", value, attributes={"start": axis, "end": axis + 1}, like=old))
             parts[-1].shape = ir.Shape((1,))
         else:
-            parts.append(splice.constant(np.asarray([dim], np.int64), old, "dim"))
+            parts.append(splice.ints([dim], old, "dim"))
     return parts[0] if len(parts) == 1 else splice.op("Concat", *parts, attributes={"axis": 0}, like=old)

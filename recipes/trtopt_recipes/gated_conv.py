@@ -60,7 +60,7 @@ class GatedConv:
         height, width = _size(gate.map)
 
         def reshaped(value: ir.Value, *shape: int) -> ir.Value:
-            return splice.fresh("Reshape", value, splice.constant(np.asarray(shape, np.int64), like, "shape"))
+            return splice.fresh("Reshape", value, splice.ints(shape, like, "shape"))
 
         matrix = splice.constant(np.ascontiguousarray(weight.reshape(rows, channels).T)[None], like, "weight")
         matrix = splice.fresh("Mul", reshaped(gate.factors, 0, channels, 1), matrix)

@@ -63,18 +63,16 @@ class GatheredWeights:
         splice, like = edit.Splice(model, node, self.name), node.outputs[0]
 
         def reshaped(value: ir.Value, *sizes: int) -> ir.Value:
-            return splice.fresh(
-                "Reshape", value, splice.constant(np.asarray(sizes, np.int64), like, "shape"), like=like
-            )
+            return splice.fresh("Reshape", value, splice.ints(sizes, like, "shape"), like=like)
 
         experts, (rows, columns) = len(weights), weights.shape[1:][:: -1 if found.first else 1]
         side = np.moveaxis(weights, -1 if found.first else 1, 0).reshape(rows, experts * columns)
         wide = splice.constant(np.ascontiguousarray(side), like, "experts")
         made = splice.fresh("MatMul", reshaped(found.rows, -1, rows), wide, like=like)
         if found.repeats > 1:
-            shape = splice.constant(np.asarray([1, found.repeats, 1], np.int64), like, "shape")
+            shape = splice.ints([1, found.repeats, 1], like, "shape")
             made = splice.fresh("Expand", reshaped(made, -1, 1, experts * columns), shape, like=like)
-        axis = splice.constant(np.asarray([-1], np.int64), like, "axis")
+        axis = splice.ints([-1], like, "axis")
         index = found.gather.inputs[1]
         if found.gather.op_type == "Gather":
             index = splice.fresh("Unsqueeze", index, axis, like=index)

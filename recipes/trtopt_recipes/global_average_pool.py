@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
@@ -82,9 +81,7 @@ class GlobalAveragePool:
         if edit.is_op(node, "ReduceMean", "ReduceMax") and edit.int_attribute(node, "keepdims", 1) == 0:
             value.shape = None
             if len(axes) == 1:
-                value = splice.op(
-                    "Squeeze", value, splice.constant(np.asarray(axes, np.int64), node.outputs[0], "axis")
-                )
+                value = splice.op("Squeeze", value, splice.ints(axes, node.outputs[0], "axis"))
             else:
                 value = splice.op("Flatten", value, attributes={"axis": 1})
         splice.finish(value)

@@ -115,7 +115,7 @@ def _factors(splice: edit.Splice, norm: Norm) -> tuple[ir.Value, ir.Value]:
 
 def _grouped(splice: edit.Splice, norm: Norm, output: ir.Value, dtype: np.dtype) -> ir.Value:
     """The normalized tensor, as InstanceNormalization of one row per group gives it."""
-    rows = splice.constant(np.asarray([0, norm.groups, -1], np.int64), output, "rows")
+    rows = splice.ints([0, norm.groups, -1], output, "rows")
     one, zero = (
         splice.constant(np.full(norm.groups, number, dtype), output, name)
         for number, name in ((1, "ones"), (0, "zeros"))
@@ -124,7 +124,7 @@ def _grouped(splice: edit.Splice, norm: Norm, output: ir.Value, dtype: np.dtype)
     value = splice.fresh("InstanceNormalization", split, one, zero, attributes={"epsilon": norm.epsilon})
     spatial = norm.dims[2:]
     if all(isinstance(dim, int) for dim in spatial):
-        back = splice.constant(np.asarray([0, norm.scale.size, *spatial], np.int64), output, "shape")
+        back = splice.ints([0, norm.scale.size, *spatial], output, "shape")
     else:
         back = splice.op("Shape", norm.x)
         back.type, back.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([len(norm.dims)])

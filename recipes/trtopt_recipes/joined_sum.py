@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from functools import reduce
 
-import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
@@ -73,7 +72,7 @@ class JoinedSum:
 
 def _cut(splice: edit.Splice, value: ir.Value, start: int, length: int) -> ir.Value:
     """``length`` columns of a value."""
-    bounds = [splice.constant(np.asarray([each], np.int64), value, "bound") for each in (start, start + length, -1)]
+    bounds = [splice.ints([each], value, "bound") for each in (start, start + length, -1)]
     return splice.fresh("Slice", value, *bounds, like=value)
 
 

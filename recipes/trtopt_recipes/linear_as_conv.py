@@ -133,11 +133,11 @@ def _image(layer: _Layer, splice: edit.Splice) -> ir.Value:
     """The shape of the image before the layer, its channels last."""
     like, channels = layer.last.outputs[0], layer.weight.shape[0]
     if not isinstance(layer.size, ir.Value):
-        return splice.constant(np.asarray([0, *(layer.size or ()), channels], np.int64), like, "image")
+        return splice.ints([0, *(layer.size or ()), channels], like, "image")
     ends = [[at] for at in _height_and_width(layer.last)]
-    bounds = [splice.constant(np.asarray(end, np.int64), like, "axis") for end in ends]
+    bounds = [splice.ints(end, like, "axis") for end in ends]
     size = splice.fresh("Slice", layer.size, *bounds, like=layer.size)
-    batch, last = (splice.constant(np.asarray([dim], np.int64), like, "dim") for dim in (0, channels))
+    batch, last = (splice.ints([dim], like, "dim") for dim in (0, channels))
     return splice.fresh("Concat", batch, size, last, attributes={"axis": 0}, like=layer.size)
 
 

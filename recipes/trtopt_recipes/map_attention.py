@@ -12,12 +12,13 @@ from trtopt.graph.conv import per_channel, set_weights, weight_and_bias, why_not
 from trtopt.graph.edit import constant_of
 from trtopt.graph.views import Sizes, is_move, is_pass, moved, one_per
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt_recipes.aligned_heads import wide_head
 
 _DEPTH = 24
 """Nodes between a convolution and a product, or between a product and the softmax."""
 
-_STEP, _LEAST, _MOST = 8, 16, 256
-"""Sizes of heads that the fused kernel reads in place: multiples of the first, from the second to the third."""
+_MOST = 256
+"""The largest head that the fused kernel reads in place."""
 
 _PART = 64
 """The size of head that values are divided into, where they are wider."""
@@ -107,7 +108,7 @@ class _Plan:
         """Into how many heads each may be divided, and the size of theirs."""
         size, values = self.operands[0].columns.shape[1], self.operands[2].columns.shape[1]
         parts = {1, max(values // max(_PART, size), 1)}
-        found = [(count, _wide(max(size, values // count))) for count in sorted(parts) if values % count == 0]
+        found = [(count, wide_head(max(size, values // count))) for count in sorted(parts) if values % count == 0]
         return [(count, wide) for count, wide in found if wide <= _MOST]
 
 
@@ -175,10 +176,6 @@ class MapAttention:
 def _in_order(nodes: tuple[ir.Node, ...]) -> list[ir.Node]:
     mine = set(nodes)
     return [node for node in edit.graph_of(nodes[0]) if node in mine]
-
-
-def _wide(size: int) -> int:
-    return max(_LEAST, -(-size // _STEP) * _STEP)
 
 
 def _plan(softmax: ir.Node, opset: int) -> _Plan | str | None:

@@ -240,7 +240,7 @@ def _split_before(model: ir.Model, node: ir.Node, lead: _Lead, known: Dimensions
     if reshape is None:
         return None
     size = (known.of(source) or ())[2]  # a number, as _merges_turned has seen
-    shape = splice.constant(np.asarray([0, 0, lead[1], size], np.int64), made, "shape")
+    shape = splice.ints([0, 0, lead[1], size], made, "shape")
     value = splice.fresh("Reshape", reshape.inputs[0], shape, like=made)
     perm = _apart(edit.ints_attribute(node, "perm") or (), 1)
     return splice.fresh("Transpose", value, attributes={"perm": perm}, like=made)

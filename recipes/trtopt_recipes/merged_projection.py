@@ -100,7 +100,7 @@ class MergedProjection:
             value.shape = ir.Shape([*total.shape[:-1], columns.size])
             if bias is not None:
                 value = splice.op("Add", value, splice.constant(bias[columns], like, "bias"), like=value)
-            shape = splice.constant(np.asarray([0, *part.tokens, *part.columns.shape], np.int64), like, "shape")
+            shape = splice.ints([0, *part.tokens, *part.columns.shape], like, "shape")
             value = splice.op("Reshape", value, shape, like=like)
             tokens = part.tokens if all(part.tokens) else (total.shape[1],)
             value.shape = ir.Shape([total.shape[0], *tokens, *part.columns.shape])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph.dims import Dimensions
@@ -94,7 +93,7 @@ class MergedTranspose:
         constant = constant_tensor_of(reader.inputs[1])
         if constant is None:
             return Refusal(str(transpose.name), "its tokens meet no constant any more")
-        shape = splice.constant(np.asarray([0, -1, constant.shape[0]], np.int64), tokens, "shape")
+        shape = splice.ints([0, -1, constant.shape[0]], tokens, "shape")
         splice.finish(splice.op("Reshape", turned, shape))
         remove_node(reshape)
         return None
@@ -104,7 +103,7 @@ class MergedTranspose:
         splice, sizes = Splice(model, reshape, self.name), _map_sizes(reshape)
         if sizes is None:
             return Refusal(str(reshape.name), "its height and width are no constants any more")
-        shape = splice.constant(np.asarray([0, *sizes], np.int64), reshape.outputs[0], "shape")
+        shape = splice.ints([0, *sizes], reshape.outputs[0], "shape")
         picture = splice.fresh("Reshape", transpose.inputs[0], shape)
         splice.finish(splice.op("Transpose", picture, attributes={"perm": (0, 3, 1, 2)}))
         remove_node(transpose)

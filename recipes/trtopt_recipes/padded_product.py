@@ -55,7 +55,7 @@ class PaddedProduct:
         known = edit.constant_of(right)
         if known is None:
             pads = [*[0] * (rank - 1), found.before, *[0] * (rank - 1), found.after]
-            wide = splice.fresh("Pad", right, splice.constant(np.asarray(pads, np.int64), right, "pads"), like=right)
+            wide = splice.fresh("Pad", right, splice.ints(pads, right, "pads"), like=right)
         else:
             widths = [*[(0, 0)] * (rank - 1), (found.before, found.after)]
             wide = splice.constant(np.pad(known, widths), right, "padded")

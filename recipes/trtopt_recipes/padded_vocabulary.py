@@ -69,8 +69,7 @@ class PaddedVocabulary:
         if output.shape is not None:
             scores.shape = ir.Shape([*tuple(output.shape)[:-1], size + more])
         start, end, last = (
-            splice.constant(np.array([each], np.int64), output, name)
-            for name, each in (("from", 0), ("to", size), ("axis", -1))
+            splice.ints([each], output, name) for name, each in (("from", 0), ("to", size), ("axis", -1))
         )
         splice.replace(node, "Slice", [scores, start, end, last])
         return None

@@ -286,9 +286,9 @@ def _on_tokens(splice: edit.Splice, chain: _Chain, shape: ir.Shape) -> None:
         leading[0] = -1  # the graph then stays good for other batches
     for value in chain.exits():
         channels = value.shape[-1] if value.shape is not None else -1
-        target = splice.constant(np.array([*leading, channels], np.int64), value, "shape")
+        target = splice.ints([*leading, channels], value, "shape")
         splice.restore(value, "Reshape", set(chain.nodes), target)
-    flat = splice.constant(np.array([-1, _matrix(chain.nodes[0]).shape[0]], np.int64), chain.entry, "shape")
+    flat = splice.ints([-1, _matrix(chain.nodes[0]).shape[0]], chain.entry, "shape")
     data = splice.fresh("Reshape", chain.entry, flat, like=chain.entry)
     _move(splice, chain, data, channels_first=False)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
@@ -62,7 +61,7 @@ class ReshapeChain:
         if source is None or shape is None:
             return Refusal(match.label, "its shape is not known any more")
         splice = edit.Splice(model, last, self.name)
-        constant = splice.constant(np.asarray(shape, np.int64), last.outputs[0], "shape")
+        constant = splice.ints(shape, last.outputs[0], "shape")
         splice.finish(splice.op("Reshape", source, constant))
         for item in match.nodes[1:]:
             edit.remove_node(item)
@@ -78,7 +77,7 @@ class ReshapeChain:
         long = [axis for axis, dim in enumerate(value.shape) if dim != 1]
         perm = [long.index(axis) for axis in edit.ints_attribute(transpose, "perm") or () if axis in long]
         splice = edit.Splice(model, transpose, self.name)
-        constant = splice.constant(np.asarray(shape, np.int64), value, "shape")
+        constant = splice.ints(shape, value, "shape")
         packed = splice.fresh("Reshape", source, constant, like=value)
         splice.finish(splice.fresh("Transpose", packed, attributes={"perm": perm}))
         edit.remove_node(first)

@@ -55,7 +55,7 @@ class SharedIndices:
             return Refusal(match.label, "it was changed by a rewrite before")
         splice, like = edit.Splice(model, node, self.name), node.outputs[0]
         if place.shape:
-            shape = splice.constant(np.asarray(place.shape, np.int64), like, "shape")
+            shape = splice.ints(place.shape, like, "shape")
             data = splice.fresh("Reshape", data, shape, like=data)
         table = splice.constant(place.table, like, "table")
         splice.finish(splice.op("Gather", data, table, attributes={"axis": place.first}, like=like))

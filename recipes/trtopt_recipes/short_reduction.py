@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
@@ -104,15 +103,11 @@ def _entry(splice: edit.Splice, node: ir.Node, axis: int, index: int, parts: Seq
     bare = _before_unsqueeze(parts[index], axis) if parts and not keeps else None
     if bare is not None:
         return bare
-    ends = [_integer(splice, node, each) for each in (index, index + 1, axis)] if not parts else []
+    ends = [splice.ints([each], node.outputs[0], "entry") for each in (index, index + 1, axis)] if not parts else []
     if keeps:
         return parts[index] if parts else splice.op("Slice", node.inputs[0], *ends)
     entry = parts[index] if parts else splice.fresh("Slice", node.inputs[0], *ends)
-    return splice.op("Squeeze", entry, _integer(splice, node, axis))
-
-
-def _integer(splice: edit.Splice, node: ir.Node, number: int) -> ir.Value:
-    return splice.constant(np.asarray([number], np.int64), node.outputs[0], "entry")
+    return splice.op("Squeeze", entry, splice.ints([axis], node.outputs[0], "entry"))
 
 
 def _parts(node: ir.Node, axis: int) -> tuple[ir.Value, ...]:

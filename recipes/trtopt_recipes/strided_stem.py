@@ -70,13 +70,9 @@ class StridedStem:
         cut = [each for pair in zip(counts, window.strides, strict=True) for each in pair]
         axes, shapes = len(sizes), ([0, weight.shape[1], *cut], [0, channels, *counts])
         perm = [0, 1, *range(3, 3 + 2 * axes, 2), *range(2, 2 + 2 * axes, 2)]
-        value = _like(
-            source, splice.op("Reshape", source, splice.constant(np.asarray(shapes[0], np.int64), output, "cut"))
-        )
+        value = _like(source, splice.op("Reshape", source, splice.ints(shapes[0], output, "cut")))
         value = _like(source, splice.op("Transpose", value, attributes={"perm": perm}))
-        value = _like(
-            source, splice.op("Reshape", value, splice.constant(np.asarray(shapes[1], np.int64), output, "blocks"))
-        )
+        value = _like(source, splice.op("Reshape", value, splice.ints(shapes[1], output, "blocks")))
         value.shape = ir.Shape([source.shape[0], *shapes[1][1:]])
 
         kernel, pads = _in_blocks(window, sizes)

@@ -50,9 +50,9 @@ def write_out_bags(model: ir.Model) -> int:
     for loop, plan in reversed(plans):  # the last first: it may read what one before it makes
         splice = edit.Splice(model, plan.joined, "embedding-bag")
         rows = _all_rows(splice, plan.rows)
-        shape = splice.constant(np.asarray([-1, plan.length, plan.rows.width], np.int64), rows, "shape")
+        shape = splice.ints([-1, plan.length, plan.rows.width], rows, "shape")
         bags = splice.fresh("Reshape", rows, shape, like=rows)
-        axes = splice.constant(np.asarray([1], np.int64), rows, "axes")
+        axes = splice.ints([1], rows, "axes")
         made = splice.op(plan.reduction, bags, axes, attributes={"keepdims": 0}, like=plan.output)
         edit.replace_value(plan.output, made)
         for node in dict.fromkeys((plan.joined, loop)):
@@ -377,5 +377,5 @@ def _all_rows(splice: edit.Splice, rows: _Rows | ir.Value) -> ir.Value:
         return rows.source
     inputs = [_all_rows(splice, each) for each in rows.inputs]
     if rows.source.op_type == "Unsqueeze":
-        inputs.append(splice.constant(np.asarray([1], np.int64), inputs[0], "axes"))
+        inputs.append(splice.ints([1], inputs[0], "axes"))
     return splice.fresh(rows.source.op_type, *inputs, like=rows.source.outputs[0])

@@ -403,6 +403,10 @@ class Splice:
         """A constant named after ``like``."""
         return add_initializer(self._graph, self.names.value(f"{like.name}_{suffix}"), array)
 
+    def ints(self, numbers: Sequence[object] | np.ndarray, like: ir.Value, suffix: str) -> ir.Value:
+        """A constant of integers, as shapes and axes are."""
+        return self.constant(np.asarray(numbers, np.int64), like, suffix)
+
     def finish(self, value: ir.Value) -> None:
         """Put ``value`` in the place of the first node's output, whose name it takes, and remove that node."""
         self._take_over(self._node, value)
