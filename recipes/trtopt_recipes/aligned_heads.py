@@ -10,7 +10,7 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.graph.attention import attention_of
 from trtopt.graph.edit import constant_of
-from trtopt.graph.views import is_pass
+from trtopt.graph.views import is_pass, scaled_by
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _STEP = 8
@@ -145,13 +145,8 @@ def _scaled(node: ir.Node) -> ir.Value | None:
     """What a node hands on times one number; None where it does something else."""
     if is_pass(node):
         return node.inputs[0]
-    if edit.is_op(node, "Mul", "Div"):
-        factors = [constant_of(value) for value in node.inputs]
-        for index in (1, 0) if node.op_type == "Mul" else (1,):
-            factor = factors[index]
-            if factor is not None and factor.size == 1:
-                return node.inputs[1 - index]
-    return None
+    found = scaled_by(node)
+    return found[0] if found is not None and found[1].size == 1 else None
 
 
 def _weight(node: ir.Node, columns: bool, size: int, wide: int) -> _Change | None:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.attention import Attention, attention_of
+from trtopt.graph.views import scaled_by
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -129,10 +130,7 @@ def _plan(softmax: ir.Node, opset: int) -> _Plan | str | None:
 def _scaled(product: ir.Node) -> ir.Value:
     """The product times a number, if there is one behind it."""
     value = product.outputs[0]
-    while edit.is_op(user := edit.only_user(value), "Mul", "Div"):
-        number = edit.constant_of(user.inputs[1 if user.inputs[0] is value else 0])
-        if number is None or number.size != 1 or (edit.is_op(user, "Div") and user.inputs[0] is not value):
-            break
+    while (user := edit.only_user(value)) is not None and (scaled := scaled_by(user)) and scaled[1].size == 1:
         value = user.outputs[0]
     return value
 

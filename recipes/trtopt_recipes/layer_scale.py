@@ -12,6 +12,7 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.graph.conv import output_channels, scale_outputs, set_weights, weight_and_bias, why_not_fit
 from trtopt.graph.conv import why_not_constant as why_not_constant_product
+from trtopt.graph.views import scaled_by
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -118,11 +119,11 @@ class _Path:
 
 def _path(node: ir.Node) -> _Path | None:
     """The path from a multiplication by a constant to a product; None where there is none."""
-    data = _scaled(node)
-    if data is None or data.shape is None:
+    scaled = scaled_by(node)
+    if scaled is None or scaled[0].shape is None:
         return None
-    factor = next(array for array in map(edit.constant_of, node.inputs) if array is not None)
-    rank, producer = len(data.shape), data.producer()
+    (data, factor), rank = scaled, len(scaled[0].shape)
+    producer = data.producer()
     axes = [rank - factor.ndim + axis for axis, size in enumerate(factor.shape) if size != 1]
     if producer is None or factor.ndim > rank or len(axes) > 1 or factor.dtype.kind in "iub":
         return None
@@ -147,16 +148,6 @@ def _path(node: ir.Node) -> _Path | None:
             path.views = True
         value, axis = step
     return None
-
-
-def _scaled(node: ir.Node) -> ir.Value | None:
-    """The operand of a multiplication (division) whose other operand (divisor) is a constant."""
-    if not edit.is_op(node, "Mul", "Div"):
-        return None
-    left, right = (edit.constant_tensor_of(value) for value in node.inputs)
-    if right is not None and left is None:
-        return node.inputs[0]
-    return node.inputs[1] if edit.is_op(node, "Mul") and left is not None and right is None else None
 
 
 def _step(node: ir.Node, output: ir.Value, axis: int) -> tuple[ir.Value, int] | None:

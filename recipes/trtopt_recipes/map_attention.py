@@ -9,8 +9,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.conv import per_channel, set_weights, weight_and_bias, why_not_constant, window_of
-from trtopt.graph.edit import constant_of
-from trtopt.graph.views import Sizes, is_move, is_pass, moved, one_per
+from trtopt.graph.views import Sizes, is_move, is_pass, moved, one_per, scaled_by
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 from trtopt_recipes.aligned_heads import wide_head
 
@@ -249,12 +248,10 @@ def _scaled(node: ir.Node) -> tuple[ir.Value | None, float]:
     """What a node hands on times one number, and the number; None where it does something else."""
     if _passes(node):
         return node.inputs[0], 1.0
-    for index in (1, 0) if edit.is_op(node, "Mul") else (1,) if edit.is_op(node, "Div") else ():
-        number = constant_of(node.inputs[index])
-        if number is not None and number.size == 1 and number.ndim < 2 and np.isfinite(number) and number.item():
-            factor = float(number.item())
-            return node.inputs[1 - index], factor if edit.is_op(node, "Mul") else 1 / factor
-    return None, 1.0
+    data, number = scaled_by(node) or (None, np.zeros(0))
+    if number.size != 1 or number.ndim > 1 or not np.isfinite(number) or not number.item():
+        return None, 1.0
+    return data, float(number.item()) if edit.is_op(node, "Mul") else 1 / float(number.item())
 
 
 def _operand(value: ir.Value | None, is_last: bool, softmax: ir.Node) -> _Operand | None:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.attention import attentions_of
-from trtopt.graph.views import is_move
+from trtopt.graph.views import is_move, scaled_by
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _SMALLEST = 2.0**-14
@@ -92,10 +92,7 @@ def _is_projection(value: ir.Value) -> bool:
 def _scaled(value: ir.Value | None) -> _Scale | None:
     """How a value that is used once is something else times one number."""
     node = edit.only_maker(value)
-    if not edit.is_op(node, "Mul"):
+    found = scaled_by(node) if edit.is_op(node, "Mul") else None
+    if node is None or found is None or found[1].size != 1 or found[1].ndim > 1:
         return None
-    for source, factor in (node.inputs, reversed(node.inputs)):
-        number = edit.constant_of(factor)
-        if source is not None and number is not None and number.size == 1 and number.ndim < 2:
-            return node, source, number.reshape(())
-    return None
+    return node, found[0], found[1].reshape(())

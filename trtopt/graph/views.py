@@ -11,7 +11,16 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import array_of, axes_of, constant_of, input_of, int_attribute, ints_attribute, is_op
+from trtopt.graph.edit import (
+    array_of,
+    axes_of,
+    constant_of,
+    constant_tensor_of,
+    input_of,
+    int_attribute,
+    ints_attribute,
+    is_op,
+)
 
 _STAND_INS = (7, 11, 13, 17, 19, 23, 29, 31)
 """Sizes for dimensions that are not known; primes, so that no reshape fits by chance."""
@@ -70,6 +79,15 @@ def is_pass(node: ir.Node | None) -> bool:
         idle = input_of(node, 2) is None or (training is not None and not training.any())
         return idle and not any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
     return True
+
+
+def scaled_by(node: ir.Node) -> tuple[ir.Value, np.ndarray] | None:
+    """The operand of a Mul (Div) whose other operand (divisor) is a constant, and that constant; None where none is."""
+    for index in (1, 0) if is_op(node, "Mul") else (1,) if is_op(node, "Div") else ():
+        data, constant = node.inputs[1 - index], constant_of(node.inputs[index])
+        if data is not None and constant is not None and constant_tensor_of(data) is None:
+            return data, constant
+    return None
 
 
 def moved(node: ir.Node, output: ir.Value, array: np.ndarray, sizes: Sizes) -> np.ndarray | None:
