@@ -21,6 +21,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.precision.observe.statistics import TensorStats, bin_edges
+from trtopt.report.text.format import some
 from trtopt.support.json_text import check_text
 from trtopt.support.memo import once_per_array
 
@@ -325,7 +326,7 @@ def range_warnings(stats: Mapping[str, TensorStats], inputs: Collection[str] = (
             label = f"input {name}" if name in inputs else name
             for kind, number in _suspicions(each):
                 found.setdefault(kind, []).append(f"{label}{number}")
-    return [f"{_listed(names)}: {kind}" for kind, names in found.items()]
+    return [f"{some(names, _SHOWN)}: {kind}" for kind, names in found.items()]
 
 
 def _suspicions(stats: TensorStats) -> Iterator[tuple[str, str]]:
@@ -357,10 +358,6 @@ def _tail(stats: TensorStats) -> float:
     index = int(np.searchsorted(total, _QUANTILE * total[-1]))
     _, high = bin_edges(stats.bins[index : index + 1])
     return stats.absmax / float(high[0])
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 LAYOUT_OPS = frozenset(
