@@ -143,17 +143,17 @@ def _terms(whole: ir.Value, added: Sequence[ir.Value | None], flat: ir.Value) ->
     dims = [_dims(leaf) for leaf in leaves]
     if len(rows) < 2 or len(shape) < len(rows) or any(len(each) != len(shape) or each == shape for each in dims):
         return None
-    if not _fixed(rows[-2:]):
+    if edit.numbers_of(rows[-2:]) is None:
         return "the size of the map is not fixed"
-    counts = range(2, len(shape))
-    count = next((n for n in counts if _fixed(shape[-n:]) and math.prod(_ints(shape[-n:])) == rows[-1]), 0)
-    lead = shape[: len(shape) - count]
-    if not count or None in lead or any(each[: len(lead)] != lead for each in dims):
+    ends = (axes for count in range(2, len(shape)) if (axes := edit.numbers_of(shape[-count:])) is not None)
+    axes = next((each for each in ends if math.prod(each) == rows[-1]), ())
+    lead = shape[: len(shape) - len(axes)]
+    if not axes or None in lead or any(each[: len(lead)] != lead for each in dims):
         return None
-    axes, terms = _ints(shape[-count:]), []
+    terms = []
     for leaf, each in zip(leaves, dims, strict=True):
-        tail = _ints(each[-count:])
-        if len(tail) != count:
+        tail = edit.numbers_of(each[-len(axes) :])
+        if tail is None:
             return None
         terms.append(_Term(leaf, tail, axes))
     return tuple(terms)
@@ -169,14 +169,6 @@ def _leaves(value: ir.Value | None) -> list[ir.Value]:
 
 def _dims(value: ir.Value | None) -> tuple[int | str | None, ...]:
     return edit.dims_of_value(value) or ()
-
-
-def _fixed(dims: Sequence[int | str | None]) -> bool:
-    return all(isinstance(dim, int) for dim in dims)
-
-
-def _ints(dims: Sequence[int | str | None]) -> tuple[int, ...]:
-    return tuple(dim for dim in dims if isinstance(dim, int))
 
 
 def _are_alike(one: ir.Value, other: ir.Value) -> bool:

@@ -174,8 +174,8 @@ def _step(node: ir.Node, output: ir.Value, axis: int) -> tuple[ir.Value, int] | 
 
 
 def _elements(dims: Sequence[int | ir.SymbolicDim]) -> int | None:
-    known = [dim for dim in dims if isinstance(dim, int)]
-    return math.prod(known) if len(known) == len(dims) else None
+    sizes = edit.numbers_of(dims)
+    return None if sizes is None else math.prod(sizes)
 
 
 def _is_scaled_by(path: _Path, axis: int, value: ir.Value, *, single: bool) -> bool:

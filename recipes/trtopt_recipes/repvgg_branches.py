@@ -199,10 +199,7 @@ def _why_not(total: ir.Node, branches: list[ir.Node]) -> str:
 
 def _map_of(value: ir.Value) -> tuple[int, ...] | None:
     """All dimensions but the first, where they are known."""
-    if value.shape is None:
-        return None
-    dims = [dim for dim in tuple(value.shape)[1:] if isinstance(dim, int)]
-    return tuple(dims) if len(dims) == len(value.shape) - 1 else None
+    return None if value.shape is None else edit.numbers_of(tuple(value.shape)[1:])
 
 
 def _why_not_branch(node: ir.Node, main: ir.Node) -> str:

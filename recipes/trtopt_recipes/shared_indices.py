@@ -82,7 +82,7 @@ def _place(known: Dimensions, node: ir.Node) -> _Place | None:
     index = index.reshape((1,) * (len(dims) - index.ndim) + index.shape)
     used = [at for at in range(len(dims)) if at == axis or dims[at] != made[at] or _differs(index, at)]
     first, last = used[0], used[-1] + 1
-    sizes, taken = _numbers(dims[first:last]), _numbers(made[first:last])
+    sizes, taken = edit.numbers_of(dims[first:last]), edit.numbers_of(made[first:last])
     shape = _flat(dims, first, last) if last - first > 1 else ()
     repeats = any(dim != 1 for dim in (*dims[:first], *dims[last:]))
     if sizes is None or taken is None or shape is None or not repeats or 0 in (*sizes, *taken):
@@ -109,12 +109,9 @@ def _differs(index: np.ndarray, axis: int) -> bool:
     return index.shape[axis] != 1 and not np.array_equal(index, np.broadcast_to(index.take([0], axis), index.shape))
 
 
-def _numbers(dims: Sequence[Dim]) -> tuple[int, ...] | None:
-    sizes = [dim for dim in dims if isinstance(dim, int)]
-    return tuple(sizes) if len(sizes) == len(dims) else None
-
-
 def _flat(dims: Sequence[Dim], first: int, last: int) -> tuple[int, ...] | None:
     """The shape in which some axes are one: those before are copied, of those behind one may be open."""
     behind = [dim if isinstance(dim, int) else -1 for dim in dims[last:]]
-    return (*(0,) * first, math.prod(_numbers(dims[first:last]) or (0,)), *behind) if behind.count(-1) < 2 else None
+    return (
+        (*(0,) * first, math.prod(edit.numbers_of(dims[first:last]) or (0,)), *behind) if behind.count(-1) < 2 else None
+    )

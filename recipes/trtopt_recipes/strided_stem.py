@@ -91,9 +91,7 @@ def _like(source: ir.Value, value: ir.Value) -> ir.Value:
 def _sizes(node: ir.Node) -> list[int]:
     """The sizes of the input along the axes of the kernel; none where one is not known."""
     source = node.inputs[0]
-    dims = () if source is None or source.shape is None else source.shape[2:]
-    sizes = [size for size in dims if isinstance(size, int)]
-    return sizes if len(sizes) == len(dims) else []
+    return [] if source is None or source.shape is None else list(edit.numbers_of(source.shape[2:]) or ())
 
 
 def _why_not(node: ir.Node) -> str:

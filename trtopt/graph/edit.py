@@ -153,10 +153,13 @@ def input_of(node: ir.Node, index: int) -> ir.Value | None:
 
 def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
     """The shape of a value when every dimension is known, else None."""
-    if value is None or value.shape is None:
-        return None
-    dims = tuple(value.shape)
-    return tuple(int(dim) for dim in dims if isinstance(dim, int)) if all(isinstance(d, int) for d in dims) else None
+    return None if value is None or value.shape is None else numbers_of(tuple(value.shape))
+
+
+def numbers_of(dims: Sequence[object]) -> tuple[int, ...] | None:
+    """Dimensions when every one is known, else None."""
+    sizes = tuple(int(dim) for dim in dims if isinstance(dim, int))
+    return sizes if len(sizes) == len(dims) else None
 
 
 def dims_of_value(value: ir.Value | None) -> tuple[int | str | None, ...] | None:
