@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
+from trtopt.graph.attention import is_over_last
 from trtopt.graph.views import is_move, is_pass
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
@@ -171,7 +172,7 @@ class _Flow:
     def from_input(self, node: ir.Node, index: int, depth: int = _DEPTH) -> _Way:
         """Where input ``index`` of ``node`` leads."""
         if edit.is_op(node, "Softmax"):
-            fits = _over_last(node, self._opset) or _selects_along(node, self._opset)
+            fits = is_over_last(node, self._opset) or _selects_along(node, self._opset)
             return _Way(True, "" if fits else f"{node.name} is not over the last axis")
         if edit.is_op(node, "Attention") and index == 3:
             return _Way(True)
@@ -279,12 +280,6 @@ def _is_integral(value: ir.Value | None, depth: int) -> bool:
     if _is_view(node) or edit.is_op(node, "Neg"):
         return _is_integral(node.inputs[0], depth - 1)
     return edit.is_op(node, "Add", "Sub", "Mul") and all(_is_integral(operand, depth - 1) for operand in node.inputs)
-
-
-def _over_last(softmax: ir.Node, opset: int) -> bool:
-    value = softmax.inputs[0]
-    axis = edit.int_attribute(softmax, "axis", -1 if opset >= 13 else 1)
-    return axis == -1 or (value is not None and value.shape is not None and axis == len(value.shape) - 1)
 
 
 def _selects_along(softmax: ir.Node, opset: int) -> bool:

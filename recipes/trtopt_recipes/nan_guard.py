@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from trtopt.graph.attention import is_over_last
 from trtopt.graph.edit import (
     all_nodes,
     axes_of,
@@ -83,8 +84,7 @@ def guarded(node: ir.Node, opset: int) -> ir.Node | None:
     if zero is None or zero.size != 1 or zero.any() or not is_op(softmax, "Softmax"):
         return None
     shape = softmax.inputs[0].shape if softmax.inputs[0] is not None else None
-    axis = int_attribute(softmax, "axis", -1 if opset >= 13 else 1)
-    if shape is None or zero.ndim > len(shape) or axis not in (-1, len(shape) - 1):
+    if shape is None or zero.ndim > len(shape) or not is_over_last(softmax, opset):
         return None
     maker = maker_of(condition)
     if maker is None:

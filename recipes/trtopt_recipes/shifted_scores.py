@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.graph import edit
+from trtopt.graph.attention import is_over_last
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -54,7 +55,7 @@ def _difference(softmax: ir.Node, opset: int) -> ir.Node | None:
     """The Sub of the largest score before a Softmax over the last axis."""
     value = softmax.inputs[0]
     rank = 0 if value is None or value.shape is None else len(value.shape)
-    if not rank or edit.int_attribute(softmax, "axis", -1 if opset >= 13 else 1) % rank != rank - 1:
+    if not rank or not is_over_last(softmax, opset):
         return None
     node = edit.only_maker(value)
     if edit.is_op(node, "Mul", "Div"):

@@ -92,11 +92,15 @@ def _scaled(array: np.ndarray, factor: float) -> np.ndarray:
     return np.broadcast_to(array[index] * factor, array.shape)
 
 
+def is_over_last(softmax: ir.Node, opset: int) -> bool:
+    """Whether a Softmax is over the last axis."""
+    value, axis = softmax.inputs[0], int_attribute(softmax, "axis", -1 if opset >= 13 else 1)
+    return axis == -1 or (value is not None and value.shape is not None and axis == len(value.shape) - 1)
+
+
 def attention_of(softmax: ir.Node, opset: int) -> Attention | None:
     """The attention around a Softmax; None where there is none, or it is not over the last axis."""
-    rank = len(softmax.inputs[0].shape) if softmax.inputs[0] is not None and softmax.inputs[0].shape is not None else 0
-    axis = int_attribute(softmax, "axis", -1 if opset >= 13 else 1)
-    if not rank or axis % rank != rank - 1:
+    if softmax.inputs[0] is None or not softmax.inputs[0].shape or not is_over_last(softmax, opset):
         return None
     between: list[ir.Node] = []
     scores = _product_behind(softmax.inputs[0], between, _DEPTH)
