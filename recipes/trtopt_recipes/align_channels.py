@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
@@ -278,6 +277,6 @@ def _cut_off(model: ir.Model, dim: Dim, size: int, recipe: str) -> None:
     splice, shape = edit.Splice(model, node, recipe), list(value.shape)
     shape[dim.axis] = size
     numbers = {"start": 0, "end": size, "axis": dim.axis}
-    bounds = [splice.constant(np.array([number], np.int64), value, what) for what, number in numbers.items()]
+    bounds = [splice.ints([number], value, what) for what, number in numbers.items()]
     cut = splice.restore(value, "Slice", [user for user, _ in value.uses()], *bounds)
     cut.shape = ir.Shape(shape)

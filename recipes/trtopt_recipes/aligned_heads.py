@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import attention_of, only_user
+from trtopt.graph.attention import attention_of
 from trtopt.graph.edit import constant_of
-from trtopt.graph.views import is_pass
+from trtopt.graph.views import is_pass, scaled_by
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _STEP = 8
@@ -96,7 +96,7 @@ def _changes(softmax: ir.Node, opset: int) -> list[_Change] | str | None:
     if query is None or key is None or value is None or key.shape is None or min(size, value_size) < _SMALLEST:
         return None
     changes: list[_Change] = []
-    wide = max(_wide(size), _wide(value_size))
+    wide = max(wide_head(size), wide_head(value_size))
     if wide > _MOST * min(size, value_size):
         return None
     paths = []
@@ -113,7 +113,8 @@ def _changes(softmax: ir.Node, opset: int) -> list[_Change] | str | None:
     return changes
 
 
-def _wide(size: int) -> int:
+def wide_head(size: int) -> int:
+    """The least size of head that the fused kernel reads in place and that holds this one."""
     return max(_LEAST, -(-size // _STEP) * _STEP)
 
 
@@ -144,13 +145,8 @@ def _scaled(node: ir.Node) -> ir.Value | None:
     """What a node hands on times one number; None where it does something else."""
     if is_pass(node):
         return node.inputs[0]
-    if edit.is_op(node, "Mul", "Div"):
-        factors = [constant_of(value) for value in node.inputs]
-        for index in (1, 0) if node.op_type == "Mul" else (1,):
-            factor = factors[index]
-            if factor is not None and factor.size == 1:
-                return node.inputs[1 - index]
-    return None
+    found = scaled_by(node)
+    return found[0] if found is not None and found[1].size == 1 else None
 
 
 def _weight(node: ir.Node, columns: bool, size: int, wide: int) -> _Change | None:
@@ -175,7 +171,7 @@ def _before(value: ir.Value, axis: int, size: int, wide: int) -> list[_Change] |
     """What changes for an operand of attention to have ``wide`` elements along an axis instead of ``size``."""
     changes: list[_Change] = []
     axis += len(value.shape or ())
-    while (node := value.producer()) is not None and only_user(value) is not None and value.shape is not None:
+    while (node := value.producer()) is not None and edit.only_user(value) is not None and value.shape is not None:
         source, is_last = _scaled(node), axis == len(value.shape) - 1
         if source is None and edit.is_op(node, "Transpose"):
             perm = edit.ints_attribute(node, "perm") or tuple(reversed(range(len(value.shape))))
@@ -210,7 +206,7 @@ def _behind(value: ir.Value, size: int, wide: int) -> list[_Change] | None:
     """What changes for the product behind attention to take heads of ``wide`` elements instead of ``size``."""
     changes: list[_Change] = []
     axis = len(value.shape or ()) - 1
-    while (node := only_user(value)) is not None and value.shape is not None:
+    while (node := edit.only_user(value)) is not None and value.shape is not None:
         is_last = axis == len(value.shape) - 1
         if edit.is_op(node, "Transpose"):
             axis = (edit.ints_attribute(node, "perm") or tuple(reversed(range(len(value.shape))))).index(axis)

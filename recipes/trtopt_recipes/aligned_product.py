@@ -8,7 +8,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _PADS_ARE_INPUTS = 11
@@ -121,7 +120,7 @@ def _operand(value: ir.Value | None) -> _Operand | None:
     if value is None or value.shape is None or len(value.shape) < _MATRIX or edit.constant_tensor_of(value) is not None:
         return None
     node, rank = value.producer(), len(value.shape)
-    source = node.inputs[0] if node is not None and edit.is_op(node, "Transpose") else None
+    source = node.inputs[0] if edit.is_op(node, "Transpose") else None
     if node is None or source is None:
         return _Operand(value, rank, None)
     return _Operand(source, rank, edit.ints_attribute(node, "perm") or tuple(reversed(range(rank))))
@@ -129,7 +128,7 @@ def _operand(value: ir.Value | None) -> _Operand | None:
 
 def _is_score(value: ir.Value) -> bool:
     """Whether a softmax over the last axis reads it, which the compiler fuses with both products."""
-    while (user := only_user(value)) is not None and edit.is_op(user, *_BEFORE_SOFTMAX):
+    while edit.is_op(user := edit.only_user(value), *_BEFORE_SOFTMAX):
         value = user.outputs[0]
     return edit.is_op(user, "Softmax")
 

@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.graph.permute import Perm
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
@@ -55,12 +54,12 @@ class AssignedSlices:
             return Refusal(match.label, plan if isinstance(plan, str) else "it is gone by now")
         splice, joined = edit.Splice(model, last, self.name), list(plan.slices)
         if plan.shape:
-            axis = splice.constant(np.asarray([plan.axis + 1], np.int64), last.outputs[0], "axis")
+            axis = splice.ints([plan.axis + 1], last.outputs[0], "axis")
             joined = [splice.fresh("Unsqueeze", value, axis, like=value) for value in joined]
         axes = {"axis": plan.axis + bool(plan.shape)}
         value = splice.fresh("Concat", *joined, attributes=axes)
         if plan.shape:
-            shape = splice.constant(np.asarray(plan.shape, np.int64), last.outputs[0], "shape")
+            shape = splice.ints(plan.shape, last.outputs[0], "shape")
             value = splice.fresh("Reshape", value, shape)
         splice.finish(splice.fresh("Transpose", value, attributes={"perm": plan.perm}) if plan.perm else value)
         for node in match.nodes[1:]:
@@ -82,12 +81,12 @@ def _chain(last: ir.Node) -> tuple[ir.Node, ...]:
     """The ScatterNDs that write to one tensor, the last first; empty where another one follows."""
     if not _is_assignment(last):
         return ()
-    user = only_user(last.outputs[0])
+    user = edit.only_user(last.outputs[0])
     if user is not None and _is_assignment(user) and user.inputs[0] is last.outputs[0]:
         return ()
     chain, value = [last], last.inputs[0]
     while value is not None and (node := value.producer()) is not None and _is_assignment(node):
-        if only_user(value) is None or node.graph is not last.graph:
+        if edit.only_user(value) is None or node.graph is not last.graph:
             break
         chain.append(node)
         value = node.inputs[0]

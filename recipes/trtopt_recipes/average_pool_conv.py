@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.graph.conv import may_see_padding_alone, sole_user, swap_nodes, window_of
-from trtopt.graph.edit import Names, all_nodes, constant_of, input_of, int_attribute, is_op, tag
+from trtopt.graph.edit import Names, all_nodes, constant_of, input_of, int_attribute, is_op, maker_of, tag
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -41,8 +41,8 @@ class AveragePoolConv:
         places = []
         for node in all_nodes(model.graph):
             is_pool = is_op(node, "AveragePool", "GlobalAveragePool")
-            conv = node.inputs[0].producer() if is_pool and node.inputs[0] else None
-            if conv is None or not is_op(conv, "Conv") or constant_of(input_of(conv, 1)) is None:
+            conv = maker_of(node.inputs[0]) if is_pool else None
+            if not is_op(conv, "Conv") or constant_of(input_of(conv, 1)) is None:
                 continue
             window = window_of(conv)
             if window is None or not window.is_pointwise:

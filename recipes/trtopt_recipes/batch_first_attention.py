@@ -54,18 +54,15 @@ class BatchFirstAttention:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Regions of layers that treat every token alike, around at least one attention."""
-        matches, refusals = [], []
+        places, is_fused = [], target.backend == "tensorrt"
         opset = model.graph.opset_imports.get("", 1)
         for graph in edit.all_graphs(model.graph):
             for region in _regions(graph, opset):
                 if region.borders > region.merges + 2:
                     continue
                 nodes = tuple(node for node in graph if node in region.nodes)
-                if target.backend == "tensorrt":
-                    refusals.append(Refusal(str(nodes[0].name), "TensorRT fuses attention with the batch first"))
-                else:
-                    matches.append(Match(nodes))
-        return Findings(tuple(matches), tuple(refusals))
+                places.append((Match(nodes), "TensorRT fuses attention with the batch first" if is_fused else ""))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Change the order in one region."""
@@ -156,7 +153,7 @@ def _is_turned_back(node: ir.Node | None) -> bool:
         perm = _perm(node)
         if len(perm) > 3:
             return perm[0] > perm[1] and _is_attention(node)
-        if node is None or not edit.is_op(node, "Add", "Cast", "Gemm", "Identity", "MatMul", "Reshape"):
+        if not edit.is_op(node, "Add", "Cast", "Gemm", "Identity", "MatMul", "Reshape"):
             return False
     return False
 
@@ -205,7 +202,7 @@ def _picks_token(node: ir.Node) -> bool:
 
 
 def _perm(node: ir.Node | None) -> tuple[int, ...]:
-    return (edit.ints_attribute(node, "perm") or ()) if node is not None and edit.is_op(node, "Transpose") else ()
+    return (edit.ints_attribute(node, "perm") or ()) if edit.is_op(node, "Transpose") else ()
 
 
 def _keeps_tokens(node: ir.Node) -> bool:
@@ -224,7 +221,7 @@ def _keeps_tokens(node: ir.Node) -> bool:
 def _merged_by(node: ir.Node) -> ir.Node | None:
     """The Transpose before a Reshape that merges heads into [batch, tokens, features]."""
     source = node.inputs[0] if edit.is_op(node, "Reshape") else None
-    transpose = source.producer() if source is not None else None
+    transpose = edit.maker_of(source)
     perm = _perm(transpose)
     if source is None or len(perm) < 4 or perm[0] > perm[1] or _rank(node.outputs[0]) != 3 or not _keeps_tokens(node):
         return None
@@ -237,14 +234,14 @@ def _merged_by(node: ir.Node) -> ir.Node | None:
 def _is_attention(transpose: ir.Node | None) -> bool:
     """Whether a Transpose of heads reads an attention's."""
     values = _maker(transpose)
-    if edit.is_op(values, "Reshape") and values is not None and _rank(values.inputs[0]) == len(_perm(transpose)):
+    if edit.is_op(values, "Reshape") and _rank(values.inputs[0]) == len(_perm(transpose)):
         values = _maker(values)  # it has that shape already
     return edit.is_op(values, "MatMul", "Einsum", "Attention")
 
 
 def _maker(node: ir.Node | None) -> ir.Node | None:
     value = None if node is None else edit.input_of(node, 0)
-    return None if value is None else value.producer()
+    return edit.maker_of(value)
 
 
 def _split_by(node: ir.Node) -> list[ir.Node]:
@@ -347,7 +344,7 @@ class _Writer:
             swapped = np.concatenate([shape[1::-1], shape[2:]])
             node.replace_input_with(1, splice.constant(swapped, output, "shape"))
             return
-        order = splice.constant(np.asarray([1, 0, *range(2, _rank(output) or 0)], np.int64), output, "order")
+        order = splice.ints([1, 0, *range(2, _rank(output) or 0)], output, "order")
         given = node.inputs[1]
         node.replace_input_with(1, splice.op("Gather", given, order, like=given, before=node))
 

@@ -10,7 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import Attention, attention_of, only_user
+from trtopt.graph.attention import Attention, attention_of
+from trtopt.graph.views import scaled_by
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -108,20 +109,20 @@ def _plan(softmax: ir.Node, opset: int) -> _Plan | str | None:
     if attention is None:
         return None
     scores = _scaled(attention.scores)
-    user = only_user(scores)
-    if user is None or not edit.is_op(user, "Reshape"):
+    user = edit.only_user(scores)
+    if not edit.is_op(user, "Reshape"):
         return None
     others, nodes, value = list[ir.Value | None](), [attention.scores, user], user.outputs[0]
-    while (user := only_user(value)) is not None and edit.is_op(user, "Add"):
+    while edit.is_op(user := edit.only_user(value), "Add"):
         others.append(user.inputs[1 if user.inputs[0] is value else 0])
         nodes.append(user)
         value = user.outputs[0]
-    if user is None or not others or not edit.is_op(user, "Reshape") or user.inputs[0] is not value:
+    if not others or not edit.is_op(user, "Reshape") or user.inputs[0] is not value:
         return None
     terms = _terms(value, others, user.outputs[0])
     if terms is None or isinstance(terms, str):
         return terms
-    if not _are_alike(scores, user.outputs[0], unlike=1):
+    if not _are_alike(scores, user.outputs[0]):
         return "scores may have another shape once terms are added to them"
     return _Plan(attention, scores, user, terms, (*nodes, user))
 
@@ -129,10 +130,7 @@ def _plan(softmax: ir.Node, opset: int) -> _Plan | str | None:
 def _scaled(product: ir.Node) -> ir.Value:
     """The product times a number, if there is one behind it."""
     value = product.outputs[0]
-    while (user := only_user(value)) is not None and edit.is_op(user, "Mul", "Div"):
-        number = edit.constant_of(user.inputs[1 if user.inputs[0] is value else 0])
-        if number is None or number.size != 1 or (edit.is_op(user, "Div") and user.inputs[0] is not value):
-            break
+    while (user := edit.only_user(value)) is not None and (scaled := scaled_by(user)) and scaled[1].size == 1:
         value = user.outputs[0]
     return value
 
@@ -145,17 +143,17 @@ def _terms(whole: ir.Value, added: Sequence[ir.Value | None], flat: ir.Value) ->
     dims = [_dims(leaf) for leaf in leaves]
     if len(rows) < 2 or len(shape) < len(rows) or any(len(each) != len(shape) or each == shape for each in dims):
         return None
-    if not _fixed(rows[-2:]):
+    if edit.numbers_of(rows[-2:]) is None:
         return "the size of the map is not fixed"
-    counts = range(2, len(shape))
-    count = next((n for n in counts if _fixed(shape[-n:]) and math.prod(_ints(shape[-n:])) == rows[-1]), 0)
-    lead = shape[: len(shape) - count]
-    if not count or None in lead or any(each[: len(lead)] != lead for each in dims):
+    ends = (axes for count in range(2, len(shape)) if (axes := edit.numbers_of(shape[-count:])) is not None)
+    axes = next((each for each in ends if math.prod(each) == rows[-1]), ())
+    lead = shape[: len(shape) - len(axes)]
+    if not axes or None in lead or any(each[: len(lead)] != lead for each in dims):
         return None
-    axes, terms = _ints(shape[-count:]), []
+    terms = []
     for leaf, each in zip(leaves, dims, strict=True):
-        tail = _ints(each[-count:])
-        if len(tail) != count:
+        tail = edit.numbers_of(each[-len(axes) :])
+        if tail is None:
             return None
         terms.append(_Term(leaf, tail, axes))
     return tuple(terms)
@@ -163,8 +161,8 @@ def _terms(whole: ir.Value, added: Sequence[ir.Value | None], flat: ir.Value) ->
 
 def _leaves(value: ir.Value | None) -> list[ir.Value]:
     """What is added up."""
-    node = value.producer() if value is not None else None
-    if node is None or not edit.is_op(node, "Add"):
+    node = edit.maker_of(value)
+    if not edit.is_op(node, "Add"):
         return [value] if value is not None else []
     return [leaf for each in node.inputs for leaf in _leaves(each)]
 
@@ -173,18 +171,10 @@ def _dims(value: ir.Value | None) -> tuple[int | str | None, ...]:
     return edit.dims_of_value(value) or ()
 
 
-def _fixed(dims: Sequence[int | str | None]) -> bool:
-    return all(isinstance(dim, int) for dim in dims)
-
-
-def _ints(dims: Sequence[int | str | None]) -> tuple[int, ...]:
-    return tuple(dim for dim in dims if isinstance(dim, int))
-
-
-def _are_alike(one: ir.Value, other: ir.Value, unlike: int) -> bool:
-    """Whether two shapes of as many elements are equal, of which so many sizes may not be known."""
+def _are_alike(one: ir.Value, other: ir.Value) -> bool:
+    """Whether two shapes of as many elements are equal, of which one size may not be known."""
     pair = _dims(one), _dims(other)
-    return len(pair[0]) == len(pair[1]) and sum(a is None or a != b for a, b in zip(*pair, strict=True)) <= unlike
+    return len(pair[0]) == len(pair[1]) and sum(a is None or a != b for a, b in zip(*pair, strict=True)) <= 1
 
 
 def _add_bias(model: ir.Model, plan: _Plan, recipe: str) -> None:

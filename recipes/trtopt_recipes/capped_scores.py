@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import attention_of, only_user
+from trtopt.graph.attention import attentions_of
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _LARGEST = 100.0
@@ -40,18 +40,12 @@ class CappedScores:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Each tanh between a product of queries and keys and its softmax."""
-        matches, refusals, opset = [], [], model.graph.opset_imports.get("", 1)
-        for node in edit.all_nodes(model.graph):
-            found = attention_of(node, opset) if edit.is_op(node, "Softmax") else None
-            nodes = () if found is None else found.nodes
+        places, reason = [], "for TensorRT it was not tried" if target.backend == "tensorrt" else ""
+        for nodes in (found.nodes for found in attentions_of(model)):
             for cap in nodes:
-                if not edit.is_op(cap, "Tanh") or cap.outputs[0].dtype is not ir.DataType.FLOAT or not _is_small(cap):
-                    continue
-                if target.backend == "tensorrt":
-                    refusals.append(Refusal(str(cap.name), "for TensorRT it was not tried"))
-                else:
-                    matches.append(Match((cap, *(other for other in nodes if other is not cap))))
-        return Findings(tuple(matches), tuple(refusals))
+                if edit.is_op(cap, "Tanh") and cap.outputs[0].dtype is ir.DataType.FLOAT and _is_small(cap):
+                    places.append((Match((cap, *(other for other in nodes if other is not cap))), reason))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Rewrite one tanh."""
@@ -65,8 +59,8 @@ class CappedScores:
 
 def _is_small(cap: ir.Node) -> bool:
     """Whether at most :data:`_LARGEST` multiplies the tanh right behind it, if anything does."""
-    user = only_user(cap.outputs[0])
-    if user is None or not edit.is_op(user, "Mul", "Div"):
+    user = edit.only_user(cap.outputs[0])
+    if not edit.is_op(user, "Mul", "Div"):
         return user is not None
     factor = next((edit.constant_of(value) for value in user.inputs if value is not cap.outputs[0]), None)
     if factor is None or not factor.size:

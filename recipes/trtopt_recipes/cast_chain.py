@@ -65,7 +65,7 @@ def _inner(node: ir.Node) -> ir.Node | None:
     if int_attribute(node, "to", 0) == ir.DataType.STRING:  # a number is written differently in each type
         return None
     inner = node.inputs[0].producer()
-    if inner is None or not is_op(inner, "Cast") or inner.inputs[0] is None or inner.inputs[0].dtype is None:
+    if not is_op(inner, "Cast") or inner.inputs[0] is None or inner.inputs[0].dtype is None:
         return None
     source = inner.inputs[0].dtype
     middle = ir.DataType(int_attribute(inner, "to", 0))

@@ -18,8 +18,8 @@ from trtopt.graph.conv import (
     set_weights,
     sole_user,
     trains,
-    used_once,
     weight_and_bias,
+    why_not_behind,
     why_not_constant,
     why_not_fit,
     window_of,
@@ -69,7 +69,7 @@ class ConstantAffine:
                 continue
             producer = data.producer()
             other: ir.Node | None
-            if producer is not None and edit.is_op(producer, *_PRODUCERS):
+            if edit.is_op(producer, *_PRODUCERS):
                 # A normalization after a convolution belongs to the recipe batch-norm.
                 if node.op_type == "BatchNormalization":
                     continue
@@ -95,7 +95,7 @@ class ConstantAffine:
         after = data is not None and data.producer() is product
         sizes = (output_channels(product, weight), _rank(product)) if after else _inputs(product)
         affine = _affine(node, *sizes, not after and _is_behind_tokens(node, product))
-        dtype = np.asarray(edit.constant_of(product.inputs[1])).dtype
+        dtype = edit.array_of(product.inputs[1]).dtype
         if affine is None or data is None:
             return Refusal(match.label, "it was changed by a rewrite before")
         scale, shift = affine
@@ -139,12 +139,12 @@ def _data_of(node: ir.Node) -> ir.Value | None:
 
 
 def _rank(product: ir.Node) -> int:
-    return np.asarray(edit.constant_of(product.inputs[1])).ndim
+    return edit.array_of(product.inputs[1]).ndim
 
 
 def _inputs(product: ir.Node) -> tuple[int, int]:
     """Input channels and rank of the data of a product with constant weights."""
-    return input_channels(product, np.asarray(edit.constant_of(product.inputs[1]))), _rank(product)
+    return input_channels(product, edit.array_of(product.inputs[1])), _rank(product)
 
 
 def _affine(node: ir.Node, channels: int, rank: int, on_tokens: bool = False) -> tuple[np.ndarray, np.ndarray] | None:
@@ -173,8 +173,8 @@ def _affine(node: ir.Node, channels: int, rank: int, on_tokens: bool = False) ->
 def _conv_of_tokens(node: ir.Node) -> ir.Node | None:
     """The convolution that alone reads the map which Transpose and Reshape, or the reverse, make of a node's result."""
     first = sole_user(node.outputs[0]) if edit.is_op(node, *_ARITHMETIC) else None
-    second = sole_user(first.outputs[0]) if first is not None and edit.is_op(first, *_VIEWS) else None
-    conv = sole_user(second.outputs[0]) if second is not None and edit.is_op(second, *_VIEWS) else None
+    second = sole_user(first.outputs[0]) if edit.is_op(first, *_VIEWS) else None
+    conv = sole_user(second.outputs[0]) if edit.is_op(second, *_VIEWS) else None
     if first is None or second is None or conv is None or first.op_type == second.op_type:
         return None
     perms = {"Transpose": (first, (0, 2, 1)), "Reshape": (second, (0, 3, 1, 2))}
@@ -211,15 +211,9 @@ def _why_not(node: ir.Node, product: ir.Node, channels: int) -> str:
 
 
 def _why_not_after(node: ir.Node, producer: ir.Node) -> str:
-    value = producer.outputs[0]
     weight = edit.constant_of(edit.input_of(producer, 1))
-    if value.is_graph_output():
-        return f"the output of {producer.name} is a graph output"
-    if not used_once(value):
-        return f"the output of {producer.name} is used elsewhere"
-    if node.graph is not producer.graph:
-        return f"{producer.name} is outside the nested graph"
-    return _why_not(node, producer, 0 if weight is None else output_channels(producer, weight))
+    reason = why_not_behind(node, producer)
+    return reason or _why_not(node, producer, 0 if weight is None else output_channels(producer, weight))
 
 
 def _why_not_before(node: ir.Node, data: ir.Value, product: ir.Node) -> str:

@@ -42,18 +42,16 @@ class ConstantExpression:
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Nodes that depend on constants alone, in the order they can be computed."""
         known: set[ir.Value] = set()
-        matches, refusals = [], []
+        places = []
         for graph in all_graphs(model.graph):
             for node in graph:
                 if not _is_lifted(node) and not can_fold(node, known):
                     continue
                 reason = excess(node, self.max_growth_bytes)
-                if reason:
-                    refusals.append(Refusal(str(node.name), reason))
-                else:
+                if not reason:
                     known.update(node.outputs)
-                    matches.append(Match((node,)))
-        return Findings(tuple(matches), tuple(refusals))
+                places.append((Match((node,)), reason))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Replace one node by what it computes."""

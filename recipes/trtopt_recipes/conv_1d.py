@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.graph.conv import why_not_constant, window_of
 from trtopt.graph.dims import Dimensions
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
@@ -63,7 +62,7 @@ class Conv1d:
         nodes, rows = self._with_wide_norms(model, match.nodes)
         region = set(nodes)
         splice = edit.Splice(model, match.nodes[0], self.name)
-        axis = splice.constant(np.asarray([2], np.int64), match.nodes[0].outputs[0], "axis")
+        axis = splice.ints([2], match.nodes[0].outputs[0], "axis")
         entries: dict[ir.Value, ir.Value] = {}
         for node in nodes:
             for index, value in enumerate(node.inputs):
@@ -135,7 +134,7 @@ class _Rows:
         if self.split is None or self.back is None:
             raise ValueError(f"{self.norm.name} is not between Reshapes")
         splice = edit.Splice(model, self.split, recipe)
-        rows = splice.constant(np.asarray([0, self.groups, -1], np.int64), self.split.outputs[0], "rows")
+        rows = splice.ints([0, self.groups, -1], self.split.outputs[0], "rows")
         if isinstance(self.length, int):
             wide = np.asarray([0, self.channels, 1, self.length], np.int64)
             shape = splice.constant(wide, self.back.outputs[0], "shape")
@@ -148,8 +147,8 @@ class _Rows:
             old = edit.input_of(node, 1)
             node.replace_input_with(1, value)
             node.attributes.pop("allowzero", None)
-            before = old.producer() if old is not None else None
-            if edit.is_op(before, "Shape") and before is not None and not before.outputs[0].uses():
+            before = edit.maker_of(old)
+            if edit.is_op(before, "Shape") and not before.outputs[0].uses():
                 edit.remove_node(before)
         return list(self.sizes)
 
@@ -202,14 +201,14 @@ def _norms(model: ir.Model) -> dict[ir.Node, _Rows | None]:
 
 def _rows_between(node: ir.Node, groups: int, known: Dimensions) -> _Rows | None:
     """The normalization of [N, groups, C L / groups] between two Reshapes that make it of [N, C, L] and that of it."""
-    split = node.inputs[0].producer() if node.inputs[0] is not None else None
-    back = only_user(node.outputs[0])
-    if split is None or back is None or not edit.is_op(split, "Reshape") or not edit.is_op(back, "Reshape"):
+    split = edit.maker_of(node.inputs[0])
+    back = edit.only_user(node.outputs[0])
+    if not edit.is_op(split, "Reshape") or not edit.is_op(back, "Reshape"):
         return None
     dims, rows = known.of(split.inputs[0]), known.of(split.outputs[0])
     if dims is None or rows is None or len(dims) != 3 or not isinstance(dims[1], int) or rows[0] != dims[0]:
         return None
-    if only_user(split.outputs[0]) is not node or known.of(back.outputs[0]) != dims:
+    if edit.only_user(split.outputs[0]) is not node or known.of(back.outputs[0]) != dims:
         return None
     return _Rows(node, groups, dims[1], dims[2], split, back)
 

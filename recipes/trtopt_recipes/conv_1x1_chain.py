@@ -49,8 +49,8 @@ class Conv1x1Chain:
         """Convolutions right after a convolution."""
         places = []
         for node in edit.all_nodes(model.graph):
-            first = node.inputs[0].producer() if edit.is_op(node, "Conv") and node.inputs[0] else None
-            if first is None or not edit.is_op(first, "Conv") or not _is_chain(first, node):
+            first = edit.maker_of(node.inputs[0]) if edit.is_op(node, "Conv") else None
+            if not edit.is_op(first, "Conv") or not _is_chain(first, node):
                 continue
             places.append((Match((node, first)), _why_not(first, node)))
         return Findings.of(places)
@@ -69,7 +69,7 @@ class Conv1x1Chain:
             product = np.matmul(flat_outer, flat_inner).transpose(1, 2, 0)
             bias = outer_bias + flat_outer.sum(axis=0) @ inner_bias
         weight = product.reshape(outer.shape[0], inner.shape[1], *window.kernel)
-        dtype = np.asarray(edit.constant_of(node.inputs[1])).dtype
+        dtype = edit.array_of(node.inputs[1]).dtype
         reason = why_not_fit(weight, dtype, inner, outer)
         reason = reason or why_not_fit(bias, dtype, inner_bias, outer_bias)
         if reason:
@@ -115,7 +115,7 @@ def _why_not(first: ir.Node, second: ir.Node) -> str:
     bias = edit.constant_of(edit.input_of(first, 2))
     if window is None or (any(window.pads) and bias is not None and bias.any()):
         return f"it pads with zeros, to which the bias of {first.name} was not added"
-    inner, outer = (np.asarray(edit.constant_of(node.inputs[1])).shape for node in (first, second))
+    inner, outer = (edit.array_of(node.inputs[1]).shape for node in (first, second))
     # Multiplications per output position; the first computes every position the second then skips.
     skipped = math.prod(window.strides)
     merged = outer[0] * inner[1] * math.prod(inner[2:]) * math.prod(outer[2:])

@@ -90,10 +90,10 @@ def _way(cut: ir.Node) -> tuple[ir.Node, ...] | None:
     """The nodes from a Slice back to the convolution that it cuts, which is the last; None where there is none."""
     made: list[ir.Node] = []
     node = _maker(cut) if edit.is_op(cut, "Slice") else None
-    while node is not None and edit.is_op(node, *_UNARY) and len(made) < _LONGEST:
+    while edit.is_op(node, *_UNARY) and len(made) < _LONGEST:
         made.append(node)
         node = _maker(node)
-    return (*made, node) if node is not None and edit.is_op(node, "Conv", "ConvTranspose") else None
+    return (*made, node) if edit.is_op(node, "Conv", "ConvTranspose") else None
 
 
 def _place(cut: ir.Node, known: Dimensions) -> _Place | None:
@@ -118,7 +118,7 @@ def _place(cut: ir.Node, known: Dimensions) -> _Place | None:
 
 def _maker(node: ir.Node) -> ir.Node | None:
     value = node.inputs[0]
-    maker = None if value is None else value.producer()
+    maker = edit.maker_of(value)
     return maker if maker is not None and maker.graph is node.graph else None
 
 

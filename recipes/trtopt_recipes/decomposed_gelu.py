@@ -142,7 +142,7 @@ def _multiplied(x: ir.Value | None, t: ir.Value | None, value: ir.Value | None, 
         is_number = constant.size == 1 and constant.ndim <= len(x.shape if x is not None and x.shape else ())
         return {(0, 0): float(np.asarray(constant, np.float64).item())} if is_number else None
     node = value.producer()
-    if node is None or not is_op(node, *_ARITHMETIC):
+    if not is_op(node, *_ARITHMETIC):
         return None
     a, b = (_multiplied(x, t, operand, depth + 1) for operand in node.inputs)
     return None if a is None or b is None else _combined(node.op_type, a, b)

@@ -108,21 +108,21 @@ def _form(root: ir.Node) -> _Form | None:
     if power not in (0.5, -0.5) or root.inputs[0] is None:
         return None
     add = root.inputs[0].producer()
-    if add is None or not edit.is_op(add, "Add"):
+    if not edit.is_op(add, "Add"):
         return None
     variance, epsilon = _operand_and_number(add)
-    mean_of_squares = variance.producer() if variance is not None else None
-    if mean_of_squares is None or epsilon is None or not edit.is_op(mean_of_squares, "ReduceMean"):
+    mean_of_squares = edit.maker_of(variance)
+    if epsilon is None or not edit.is_op(mean_of_squares, "ReduceMean"):
         return None
-    square = mean_of_squares.inputs[0].producer() if mean_of_squares.inputs[0] is not None else None
+    square = edit.maker_of(mean_of_squares.inputs[0])
     if square is None or _power_of(square) != 2 or square.inputs[0] is None:
         return None
     difference = square.inputs[0].producer()
-    if difference is None or not edit.is_op(difference, "Sub"):
+    if not edit.is_op(difference, "Sub"):
         return None
     x, mean = difference.inputs
-    reduce = mean.producer() if mean is not None else None
-    if x is None or mean is None or reduce is None or not edit.is_op(reduce, "ReduceMean") or reduce.inputs[0] is not x:
+    reduce = edit.maker_of(mean)
+    if x is None or mean is None or not edit.is_op(reduce, "ReduceMean") or reduce.inputs[0] is not x:
         return None
     shape = _reduced(reduce)
     if shape is None or shape != _reduced(mean_of_squares) or x.dtype not in edit.NARROW_FLOATS:
@@ -148,7 +148,7 @@ def _finish(form: _Form, difference: ir.Node, root: ir.Node, power: float) -> bo
         form.nodes.append(user)
         value = user.outputs[0]
     user = _only_user(value)
-    if user is None or not edit.is_op(user, "Mul"):
+    if not edit.is_op(user, "Mul"):
         return False
     other = user.inputs[1] if user.inputs[0] is value else user.inputs[0]
     if _is_difference(other, form, difference):
@@ -173,10 +173,10 @@ def _scaled_first(form: _Form, scale: ir.Node, gamma: np.ndarray) -> bool:
     if len(users) != 2 or len(of_x) != 1 or len(of_mean) != 1:
         return False
     offset, result = _only_user(of_mean[0].outputs[0]), _only_user(of_x[0].outputs[0])
-    if offset is None or not edit.is_op(offset, "Sub") or offset.inputs[1] is not of_mean[0].outputs[0]:
+    if not edit.is_op(offset, "Sub") or offset.inputs[1] is not of_mean[0].outputs[0]:
         return False
     beta = _parameter(offset.inputs[0], form)
-    if beta is None or result is None or not edit.is_op(result, "Add") or offset.outputs[0] not in result.inputs:
+    if beta is None or not edit.is_op(result, "Add") or offset.outputs[0] not in result.inputs:
         return False
     form.gamma, form.beta = gamma, beta
     form.nodes += [scale, of_x[0], of_mean[0], offset, result]
@@ -187,14 +187,14 @@ def _affine(form: _Form, normalized: ir.Node) -> bool:
     """Add the node that normalizes, and a multiplication and an addition of constants behind it."""
     form.nodes.append(normalized)
     user = _only_user(normalized.outputs[0])
-    if user is not None and edit.is_op(user, "Mul"):
+    if edit.is_op(user, "Mul"):
         form.gamma = _parameter(_other(user, normalized.outputs[0]), form)
         if form.gamma is None:
             return True
         form.nodes.append(user)
     last = form.nodes[-1].outputs[0]
     user = _only_user(last)
-    if user is not None and edit.is_op(user, "Add"):
+    if edit.is_op(user, "Add"):
         form.beta = _parameter(_other(user, last), form)
         if form.beta is not None:
             form.nodes.append(user)
@@ -203,10 +203,10 @@ def _affine(form: _Form, normalized: ir.Node) -> bool:
 
 def _is_difference(value: ir.Value | None, form: _Form, difference: ir.Node) -> bool:
     """Whether ``value`` is x - mean; a second node that computes it becomes part of the form."""
-    node = value.producer() if value is not None else None
+    node = edit.maker_of(value)
     if node is difference:
         return True
-    if node is None or not edit.is_op(node, "Sub") or node.inputs[0] is not form.x or node.inputs[1] is not form.mean:
+    if not edit.is_op(node, "Sub") or node.inputs[0] is not form.x or node.inputs[1] is not form.mean:
         return False
     form.nodes.append(node)
     return True

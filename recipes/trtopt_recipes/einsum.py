@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
@@ -160,7 +159,7 @@ def _entered(splice: edit.Splice, operand: _Operand, sizes: _Sizes) -> ir.Value:
     value = _transposed(splice, operand.value, operand.axes, letters)
     value = _reshaped(splice, value, tuple(letters), _filled(groups), sizes)
     single = [index for index, group in enumerate(groups) if not group]
-    axes = splice.constant(np.asarray(single, np.int64), value, "axes") if single else None
+    axes = splice.ints(single, value, "axes") if single else None
     return splice.fresh("Unsqueeze", value, axes, like=value) if single else value
 
 
@@ -170,7 +169,7 @@ def _repeated(splice: edit.Splice, value: ir.Value, plan: _Plan) -> ir.Value:
     if not sizes or None in sizes:
         return value
     repeats = [1 if group or not sizes else sizes.pop(0) for group in plan.operands[1].groups]
-    return splice.fresh("Expand", value, splice.constant(np.asarray(repeats, np.int64), value, "repeats"), like=value)
+    return splice.fresh("Expand", value, splice.ints(repeats, value, "repeats"), like=value)
 
 
 def _filled(groups: Iterable[str]) -> tuple[str, ...]:
@@ -187,5 +186,5 @@ def _reshaped(
 ) -> ir.Value:
     if before == after:
         return value
-    shape = splice.constant(np.asarray(_shape(before, after, sizes), np.int64), value, "shape")
+    shape = splice.ints(_shape(before, after, sizes), value, "shape")
     return splice.fresh("Reshape", value, shape, like=value)

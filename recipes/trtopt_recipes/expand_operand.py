@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.graph.dimension import Dim
 from trtopt.graph.dims import Dimensions
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
@@ -229,7 +228,7 @@ def _is_attention(node: ir.Node) -> bool:
 def _has_softmax(value: ir.Value | None, behind: bool) -> bool:
     """Whether a Softmax is behind a value, or before it, and what lies between is element-wise."""
     for _ in range(_DEPTH):
-        node = None if value is None else only_user(value) if behind else value.producer()
+        node = None if value is None else edit.only_user(value) if behind else value.producer()
         if node is None or edit.is_op(node, "Softmax"):
             return node is not None
         if node.op_type not in _ENTRYWISE and node.op_type not in edit.BROADCAST:
@@ -271,7 +270,7 @@ def _is_long(known: Dimensions, node: ir.Node) -> bool:
     """Whether the shape is computed by more than a Shape and a Concat with constants."""
     shape = node.inputs[1]
     held = known.held(shape)
-    maker = shape.producer() if shape is not None else None
+    maker = edit.maker_of(shape)
     if held is None or maker is None or not held or any(dim is None or dim in (0, -1) for dim in held):
         return False
     makers = [value.producer() for value in maker.inputs if value is not None] if maker.op_type == "Concat" else [maker]
@@ -318,5 +317,5 @@ def _short_shape(
             parts.append(splice.op("Shape", value, attributes={"start": axis, "end": axis + 1}, like=old))
             parts[-1].shape = ir.Shape((1,))
         else:
-            parts.append(splice.constant(np.asarray([dim], np.int64), old, "dim"))
+            parts.append(splice.ints([dim], old, "dim"))
     return parts[0] if len(parts) == 1 else splice.op("Concat", *parts, attributes={"axis": 0}, like=old)

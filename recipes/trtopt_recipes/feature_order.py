@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -68,15 +67,19 @@ class FeatureOrder:
 def _plan(product: ir.Node) -> tuple[ir.Node, ir.Node, ir.Node] | None:
     """The product, the Reshape and the Transpose; None where features come in the order that they are made in."""
     weight, features = edit.constant_tensor_of(product.inputs[1]), product.inputs[0]
-    reshape = None if features is None else features.producer()
-    ordered = reshape.inputs[0] if reshape is not None and edit.is_op(reshape, "Reshape") else None
-    transpose = None if ordered is None else ordered.producer()
+    reshape = edit.maker_of(features)
+    ordered = reshape.inputs[0] if edit.is_op(reshape, "Reshape") else None
+    transpose = edit.maker_of(ordered)
     if weight is None or len(weight.shape) != 2 or features is None or reshape is None or ordered is None:
         return None
     perm = edit.ints_attribute(transpose, "perm") if transpose is not None else None
-    if transpose is None or not edit.is_op(transpose, "Transpose") or perm is None:
+    if not edit.is_op(transpose, "Transpose") or perm is None:
         return None
-    if only_user(features) is not product or only_user(ordered) is not reshape or transpose.graph is not product.graph:
+    if (
+        edit.only_user(features) is not product
+        or edit.only_user(ordered) is not reshape
+        or transpose.graph is not product.graph
+    ):
         return None
     first = _first_feature(transpose, edit.dims_of(weight)[0])
     if first is None or list(perm[first:]) == sorted(perm[first:]) or _may_copy(reshape, first):

@@ -60,7 +60,7 @@ class GatedConv:
         height, width = _size(gate.map)
 
         def reshaped(value: ir.Value, *shape: int) -> ir.Value:
-            return splice.fresh("Reshape", value, splice.constant(np.asarray(shape, np.int64), like, "shape"))
+            return splice.fresh("Reshape", value, splice.ints(shape, like, "shape"))
 
         matrix = splice.constant(np.ascontiguousarray(weight.reshape(rows, channels).T)[None], like, "weight")
         matrix = splice.fresh("Mul", reshaped(gate.factors, 0, channels, 1), matrix)
@@ -87,8 +87,8 @@ class _Gate:
 
 def _gate(conv: ir.Node) -> _Gate | None:
     """What a 1x1 convolution with constant weights reads, where it is a gated map."""
-    product, window = conv.inputs[0].producer() if conv.inputs[0] is not None else None, window_of(conv)
-    if product is None or not edit.is_op(product, "Mul") or window is None or not window.is_pointwise:
+    product, window = edit.maker_of(conv.inputs[0]), window_of(conv)
+    if not edit.is_op(product, "Mul") or window is None or not window.is_pointwise:
         return None
     if len(window.kernel) != 2 or edit.int_attribute(conv, "group", 1) != 1 or why_not_constant(conv):
         return None

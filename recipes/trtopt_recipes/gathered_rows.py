@@ -10,7 +10,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.graph.conv import weight_and_bias, why_not_constant
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
@@ -96,9 +95,7 @@ class GatheredRows:
 
 def _matrix(product: ir.Node) -> tuple[np.ndarray, np.ndarray | None]:
     """The matrix that rows are multiplied by, and what is added to each of them."""
-    array = edit.constant_of(product.inputs[1])
-    if array is None:
-        raise ValueError(f"the matrix of {product.name} is not constant")
+    array = edit.array_of(product.inputs[1])
     if edit.is_op(product, "MatMul"):
         return array, None
     weight, bias = weight_and_bias(product)
@@ -115,7 +112,7 @@ def _parts(product: ir.Node) -> tuple[list[_Part], list[ir.Node]]:
         return [], []
     width = edit.dims_of(weight)[edit.int_attribute(product, "transB", 0)]
     outer, value = _moves(product.inputs[0], product)
-    join = value.producer() if value is not None and only_user(value) is not None else None
+    join = edit.only_maker(value)
     if value is None:
         return [], []
     if join is None or not _joins_features(join, product):
@@ -143,7 +140,7 @@ def _joins_features(node: ir.Node, product: ir.Node) -> bool:
 def _moves(value: ir.Value | None, product: ir.Node) -> tuple[tuple[ir.Node, ...], ir.Value | None]:
     """What moves whole rows before ``value``, which is read once, in order; and what they are the rows of."""
     found: list[ir.Node] = []
-    while value is not None and len(found) < _DEPTH and only_user(value) is not None:
+    while value is not None and len(found) < _DEPTH and edit.only_user(value) is not None:
         node = value.producer()
         if node is None or node.graph is not product.graph or not _moves_rows(node):
             break

@@ -8,7 +8,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.conv import used_once
 from trtopt.graph.dimension import Dim
 from trtopt.graph.dims import Dimensions
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
@@ -64,18 +63,16 @@ class GatheredWeights:
         splice, like = edit.Splice(model, node, self.name), node.outputs[0]
 
         def reshaped(value: ir.Value, *sizes: int) -> ir.Value:
-            return splice.fresh(
-                "Reshape", value, splice.constant(np.asarray(sizes, np.int64), like, "shape"), like=like
-            )
+            return splice.fresh("Reshape", value, splice.ints(sizes, like, "shape"), like=like)
 
         experts, (rows, columns) = len(weights), weights.shape[1:][:: -1 if found.first else 1]
         side = np.moveaxis(weights, -1 if found.first else 1, 0).reshape(rows, experts * columns)
         wide = splice.constant(np.ascontiguousarray(side), like, "experts")
         made = splice.fresh("MatMul", reshaped(found.rows, -1, rows), wide, like=like)
         if found.repeats > 1:
-            shape = splice.constant(np.asarray([1, found.repeats, 1], np.int64), like, "shape")
+            shape = splice.ints([1, found.repeats, 1], like, "shape")
             made = splice.fresh("Expand", reshaped(made, -1, 1, experts * columns), shape, like=like)
-        axis = splice.constant(np.asarray([-1], np.int64), like, "axis")
+        axis = splice.ints([-1], like, "axis")
         index = found.gather.inputs[1]
         if found.gather.op_type == "Gather":
             index = splice.fresh("Unsqueeze", index, axis, like=index)
@@ -98,7 +95,11 @@ class _Place:
 
 def _gathers(node: ir.Node) -> list[tuple[int, ir.Node]]:
     """The operands of a product that are constants gathered by rows, and what gathers them."""
-    makers = [(at, value.producer()) for at, value in enumerate(node.inputs) if value is not None and used_once(value)]
+    makers = [
+        (at, value.producer())
+        for at, value in enumerate(node.inputs)
+        if value is not None and edit.only_user(value) is not None
+    ]
     return [(at, maker) for at, maker in makers if maker is not None and _is_of_rows(maker)]
 
 
@@ -131,9 +132,9 @@ def _place(known: Dimensions, node: ir.Node) -> _Place | None:
 def _repeated(known: Dimensions, rows: ir.Value, width: Dim) -> tuple[ir.Value, int]:
     """What an Expand [tokens, 1, width] -> [tokens, repeats, width] makes rows of, and its repeats; or the rows, 1."""
     maker = rows.producer()
-    while maker is not None and edit.is_op(maker, "Reshape", "Squeeze", "Unsqueeze") and maker.inputs[0] is not None:
+    while edit.is_op(maker, "Reshape", "Squeeze", "Unsqueeze") and maker.inputs[0] is not None:
         maker = maker.inputs[0].producer()
-    source = maker.inputs[0] if maker is not None and edit.is_op(maker, "Expand") else None
+    source = maker.inputs[0] if edit.is_op(maker, "Expand") else None
     before, after = known.of(source) or (), known.of(maker.outputs[0] if maker is not None else None) or ()
     if source is None or len(before) != _STACK or len(after) != _STACK or not isinstance(after[1], int):
         return rows, 1

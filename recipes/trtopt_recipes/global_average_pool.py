@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
@@ -53,19 +52,19 @@ class GlobalAveragePool:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Means over all positions of a map [N, C, H, W], and other reductions of a convolution's."""
-        matches, refusals, opset = [], [], model.graph.opset_imports.get("", 1)
+        places, opset = [], model.graph.opset_imports.get("", 1)
         for node in edit.all_nodes(model.graph):
             axes = _axes(node, opset)
             if not axes:
                 continue
             size = _size(node, axes)
+            reason = ""
             if size is None or 0 in size:
-                refusals.append(Refusal(str(node.name), "the size of its map is not known, or zero"))
+                reason = "the size of its map is not known, or zero"
             elif not _windows(size, self.largest_window):
-                refusals.append(Refusal(str(node.name), f"its map has {math.prod(size)} positions"))
-            else:
-                matches.append(Match((node, *_context(node))))
-        return Findings(tuple(matches), tuple(refusals))
+                reason = f"its map has {math.prod(size)} positions"
+            places.append((Match((node, *_context(node))), reason))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Replace one node."""
@@ -82,9 +81,7 @@ class GlobalAveragePool:
         if edit.is_op(node, "ReduceMean", "ReduceMax") and edit.int_attribute(node, "keepdims", 1) == 0:
             value.shape = None
             if len(axes) == 1:
-                value = splice.op(
-                    "Squeeze", value, splice.constant(np.asarray(axes, np.int64), node.outputs[0], "axis")
-                )
+                value = splice.op("Squeeze", value, splice.ints(axes, node.outputs[0], "axis"))
             else:
                 value = splice.op("Flatten", value, attributes={"axis": 1})
         splice.finish(value)
@@ -113,7 +110,7 @@ def _axes(node: ir.Node, opset: int) -> tuple[int, ...]:
 def _is_of_conv(value: ir.Value | None) -> bool:
     """Whether a convolution makes a map, or nodes of one computed input behind it do."""
     for _ in range(_DEPTH):
-        node = None if value is None else value.producer()
+        node = edit.maker_of(value)
         if node is None or edit.is_op(node, "Conv"):
             return node is not None
         data = [each for each in node.inputs if each is not None and edit.constant_tensor_of(each) is None]

@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.graph.conv import per_channel
 from trtopt.graph.dims import Dimensions
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
@@ -116,7 +115,7 @@ def _factors(splice: edit.Splice, norm: Norm) -> tuple[ir.Value, ir.Value]:
 
 def _grouped(splice: edit.Splice, norm: Norm, output: ir.Value, dtype: np.dtype) -> ir.Value:
     """The normalized tensor, as InstanceNormalization of one row per group gives it."""
-    rows = splice.constant(np.asarray([0, norm.groups, -1], np.int64), output, "rows")
+    rows = splice.ints([0, norm.groups, -1], output, "rows")
     one, zero = (
         splice.constant(np.full(norm.groups, number, dtype), output, name)
         for number, name in ((1, "ones"), (0, "zeros"))
@@ -125,7 +124,7 @@ def _grouped(splice: edit.Splice, norm: Norm, output: ir.Value, dtype: np.dtype)
     value = splice.fresh("InstanceNormalization", split, one, zero, attributes={"epsilon": norm.epsilon})
     spatial = norm.dims[2:]
     if all(isinstance(dim, int) for dim in spatial):
-        back = splice.constant(np.asarray([0, norm.scale.size, *spatial], np.int64), output, "shape")
+        back = splice.ints([0, norm.scale.size, *spatial], output, "shape")
     else:
         back = splice.op("Shape", norm.x)
         back.type, back.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([len(norm.dims)])
@@ -162,9 +161,9 @@ def one_group(node: ir.Node, known: Dimensions) -> Norm | None:
     scale, bias = (edit.constant_of(edit.input_of(node, index)) for index in (1, 2))
     if scale is None or bias is None or scale.size != 1:
         return None
-    first = node.inputs[0].producer() if node.inputs[0] is not None else None
-    last = only_user(node.outputs[0])
-    if first is None or last is None or not edit.is_op(first, "Reshape") or not edit.is_op(last, "Reshape"):
+    first = edit.maker_of(node.inputs[0])
+    last = edit.only_user(node.outputs[0])
+    if not edit.is_op(first, "Reshape") or not edit.is_op(last, "Reshape"):
         return None
     x, rows = first.inputs[0], known.of(first.outputs[0])
     dims = known.of(x)
@@ -176,7 +175,7 @@ def one_group(node: ir.Node, known: Dimensions) -> Norm | None:
     factors, terms = np.full(channels, scale.item(), np.float64), np.full(channels, bias.item(), np.float64)
     for op_type in ("Mul", "Add"):
         value = nodes[-1].outputs[0]
-        user = only_user(value)
+        user = edit.only_user(value)
         array = _other_constant(user, value, op_type)
         given = None if array is None else per_channel(array, channels, len(dims))
         if user is None or given is None:
@@ -188,6 +187,6 @@ def one_group(node: ir.Node, known: Dimensions) -> Norm | None:
 
 
 def _other_constant(user: ir.Node | None, value: ir.Value, op_type: str) -> np.ndarray | None:
-    if user is None or not edit.is_op(user, op_type):
+    if not edit.is_op(user, op_type):
         return None
     return edit.constant_of(user.inputs[1] if user.inputs[0] is value else user.inputs[0])

@@ -14,7 +14,6 @@ from trtopt.graph.conv import (
     copy_node,
     set_weights,
     set_window,
-    used_once,
     weight_and_bias,
     why_not_constant,
     window_of,
@@ -92,8 +91,8 @@ def _convs(join: ir.Node) -> list[ir.Node]:
     """The convolutions, two at least, that make every input of a Concat along the channels; none where others do."""
     if not edit.is_op(join, "Concat") or len(join.inputs) < 2:
         return []
-    convs = [None if value is None else value.producer() for value in join.inputs]
-    found = [node for node in convs if node is not None and edit.is_op(node, "Conv")]
+    convs = [edit.maker_of(value) for value in join.inputs]
+    found = [node for node in convs if edit.is_op(node, "Conv")]
     if len(found) < len(convs) or _split(found) is None:
         return []
     weight = edit.constant_of(edit.input_of(found[0], 1))
@@ -104,8 +103,8 @@ def _convs(join: ir.Node) -> list[ir.Node]:
 def _split(convs: list[ir.Node]) -> ir.Node | None:
     """The Split along the channels of whose parts, in their order, the convolutions are; None where there is none."""
     source = convs[0].inputs[0] if convs else None
-    split, weight = None if source is None else source.producer(), edit.constant_of(edit.input_of(convs[0], 1))
-    if split is None or weight is None or not edit.is_op(split, "Split"):
+    split, weight = edit.maker_of(source), edit.constant_of(edit.input_of(convs[0], 1))
+    if weight is None or not edit.is_op(split, "Split"):
         return None
     if edit.int_attribute(split, "axis", 0) not in (1, 1 - weight.ndim) or len(split.outputs) != len(convs):
         return None
@@ -119,7 +118,7 @@ def _why_not(join: ir.Node, convs: list[ir.Node]) -> str:
         if reason:
             return reason
         for value in (node.inputs[0], node.outputs[0]):
-            if value is None or not used_once(value):
+            if value is None or edit.only_user(value) is None:
                 return f"{value.name if value is not None else node.name} is used elsewhere"
         if node.graph is not join.graph:
             return f"{node.name} is in another graph"
@@ -169,7 +168,7 @@ def _merged_window(convs: list[ir.Node]) -> SlidingWindow | None:
 
 def _ways(convs: list[ir.Node]) -> list[str]:
     """The ways in which convolutions become one."""
-    shapes = [np.asarray(edit.constant_of(node.inputs[1])).shape for node in convs]
+    shapes = [edit.array_of(node.inputs[1]).shape for node in convs]
     groups = [edit.int_attribute(node, "group", 1) for node in convs]
     sizes = {(shape[0] // count, shape[1]) for shape, count in zip(shapes, groups, strict=True)}
     dense = set(groups) == {1} and len(convs) <= _MOST_DENSE

@@ -6,11 +6,9 @@ import math
 from dataclasses import dataclass
 from functools import reduce
 
-import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.conv import used_once
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _OPSET = 10
@@ -74,7 +72,7 @@ class JoinedSum:
 
 def _cut(splice: edit.Splice, value: ir.Value, start: int, length: int) -> ir.Value:
     """``length`` columns of a value."""
-    bounds = [splice.constant(np.asarray([each], np.int64), value, "bound") for each in (start, start + length, -1)]
+    bounds = [splice.ints([each], value, "bound") for each in (start, start + length, -1)]
     return splice.fresh("Slice", value, *bounds, like=value)
 
 
@@ -129,5 +127,5 @@ def _dims(value: ir.Value | None) -> tuple[int | str | None, ...]:
 
 def _maker(value: ir.Value | None, op_type: str) -> ir.Node | None:
     """The operator that makes a value which is used once."""
-    node = value.producer() if value is not None and used_once(value) else None
-    return node if node is not None and edit.is_op(node, op_type) else None
+    node = edit.only_maker(value)
+    return node if edit.is_op(node, op_type) else None

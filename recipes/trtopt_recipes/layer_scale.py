@@ -10,8 +10,9 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.conv import output_channels, scale_outputs, set_weights, used_once, weight_and_bias, why_not_fit
+from trtopt.graph.conv import output_channels, scale_outputs, set_weights, weight_and_bias, why_not_fit
 from trtopt.graph.conv import why_not_constant as why_not_constant_product
+from trtopt.graph.views import scaled_by
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -118,11 +119,11 @@ class _Path:
 
 def _path(node: ir.Node) -> _Path | None:
     """The path from a multiplication by a constant to a product; None where there is none."""
-    data = _scaled(node)
-    if data is None or data.shape is None:
+    scaled = scaled_by(node)
+    if scaled is None or scaled[0].shape is None:
         return None
-    factor = next(array for array in map(edit.constant_of, node.inputs) if array is not None)
-    rank, producer = len(data.shape), data.producer()
+    (data, factor), rank = scaled, len(scaled[0].shape)
+    producer = data.producer()
     axes = [rank - factor.ndim + axis for axis, size in enumerate(factor.shape) if size != 1]
     if producer is None or factor.ndim > rank or len(axes) > 1 or factor.dtype.kind in "iub":
         return None
@@ -133,7 +134,7 @@ def _path(node: ir.Node) -> _Path | None:
         producer = value.producer()
         if producer is None:
             return None
-        if not used_once(value) or producer.graph is not node.graph:
+        if edit.only_user(value) is None or producer.graph is not node.graph:
             path.reason = path.reason or f"the output of {producer.name} is used elsewhere"
         if edit.is_op(producer, *_PRODUCTS):
             path.product = producer
@@ -147,16 +148,6 @@ def _path(node: ir.Node) -> _Path | None:
             path.views = True
         value, axis = step
     return None
-
-
-def _scaled(node: ir.Node) -> ir.Value | None:
-    """The operand of a multiplication (division) whose other operand (divisor) is a constant."""
-    if not edit.is_op(node, "Mul", "Div"):
-        return None
-    left, right = (edit.constant_tensor_of(value) for value in node.inputs)
-    if right is not None and left is None:
-        return node.inputs[0]
-    return node.inputs[1] if edit.is_op(node, "Mul") and left is not None and right is None else None
 
 
 def _step(node: ir.Node, output: ir.Value, axis: int) -> tuple[ir.Value, int] | None:
@@ -183,8 +174,8 @@ def _step(node: ir.Node, output: ir.Value, axis: int) -> tuple[ir.Value, int] | 
 
 
 def _elements(dims: Sequence[int | ir.SymbolicDim]) -> int | None:
-    known = [dim for dim in dims if isinstance(dim, int)]
-    return math.prod(known) if len(known) == len(dims) else None
+    sizes = edit.numbers_of(dims)
+    return None if sizes is None else math.prod(sizes)
 
 
 def _is_scaled_by(path: _Path, axis: int, value: ir.Value, *, single: bool) -> bool:
@@ -232,13 +223,9 @@ def _scaled_product(
     product: ir.Node, factors: np.ndarray
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """Weight and bias times the factors, each with what it was."""
-    weight, bias = weight_and_bias(product) if not edit.is_op(product, "MatMul") else (_matrix(product), np.zeros(1))
+    if edit.is_op(product, "MatMul"):
+        weight, bias = edit.array_of(product.inputs[1]).astype(np.float64), np.zeros(1)
+    else:
+        weight, bias = weight_and_bias(product)
     scaled = weight * factors if edit.is_op(product, "MatMul") else scale_outputs(product, weight, factors)
     return (scaled, weight), (bias * factors, bias)
-
-
-def _matrix(product: ir.Node) -> np.ndarray:
-    weight = edit.constant_of(product.inputs[1])
-    if weight is None:
-        raise ValueError(f"the weights of {product.name} are not constants")
-    return weight.astype(np.float64)

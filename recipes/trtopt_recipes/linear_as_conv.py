@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.graph.dims import Dimensions
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
@@ -52,18 +51,15 @@ class LinearAsConv:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Linear layers between tokens and an image; those between two images are found as entering the second."""
-        matches, refusals = [], []
+        places = []
         for layer in _layers(model):
+            reason = ""
             if layer.enters and layer.size is None:
-                refusals.append(
-                    Refusal(str(layer.product.name), "the shape of its image does not give height and width")
-                )
+                reason = "the shape of its image does not give height and width"
             elif layer.enters and _is_attended(layer.source):
                 reason = "its tokens are those of an attention with one head, which would be several kernels"
-                refusals.append(Refusal(str(layer.product.name), reason))
-            else:
-                matches.append(Match((layer.product, *layer.others, *_context(layer)), choice=layer.way))
-        return Findings(tuple(matches), tuple(refusals))
+            places.append((Match((layer.product, *layer.others, *_context(layer)), choice=layer.way), reason))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Rewrite one layer."""
@@ -127,21 +123,21 @@ class _Layer:
 def _is_attended(tokens: ir.Value) -> bool:
     """Whether tokens are the rows of ``Softmax(..) V``: with several heads, a Transpose is between."""
     node = tokens.producer()
-    while node is not None and edit.is_op(node, "Reshape") and node.inputs[0] is not None:
+    while edit.is_op(node, "Reshape") and node.inputs[0] is not None:
         node = node.inputs[0].producer()
-    value = node.inputs[0] if node is not None and edit.is_op(node, "MatMul") else None
-    return value is not None and value.producer() is not None and edit.is_op(value.producer(), "Softmax")
+    value = node.inputs[0] if edit.is_op(node, "MatMul") else None
+    return value is not None and edit.is_op(value.producer(), "Softmax")
 
 
 def _image(layer: _Layer, splice: edit.Splice) -> ir.Value:
     """The shape of the image before the layer, its channels last."""
     like, channels = layer.last.outputs[0], layer.weight.shape[0]
     if not isinstance(layer.size, ir.Value):
-        return splice.constant(np.asarray([0, *(layer.size or ()), channels], np.int64), like, "image")
+        return splice.ints([0, *(layer.size or ()), channels], like, "image")
     ends = [[at] for at in _height_and_width(layer.last)]
-    bounds = [splice.constant(np.asarray(end, np.int64), like, "axis") for end in ends]
+    bounds = [splice.ints(end, like, "axis") for end in ends]
     size = splice.fresh("Slice", layer.size, *bounds, like=layer.size)
-    batch, last = (splice.constant(np.asarray([dim], np.int64), like, "dim") for dim in (0, channels))
+    batch, last = (splice.ints([dim], like, "dim") for dim in (0, channels))
     return splice.fresh("Concat", batch, size, last, attributes={"axis": 0}, like=layer.size)
 
 
@@ -152,8 +148,8 @@ def _height_and_width(last: ir.Node) -> tuple[int, int]:
 
 def _context(layer: _Layer) -> tuple[ir.Node, ...]:
     """The convolution that reads or makes the image: what the layer costs shows there."""
-    node = only_user(layer.last.outputs[0]) if layer.enters else layer.source.producer()
-    return (node,) if node is not None and edit.is_op(node, "Conv") else ()
+    node = edit.only_user(layer.last.outputs[0]) if layer.enters else layer.source.producer()
+    return (node,) if edit.is_op(node, "Conv") else ()
 
 
 def _layers(model: ir.Model) -> Iterator[_Layer]:
@@ -166,7 +162,7 @@ def _layers(model: ir.Model) -> Iterator[_Layer]:
             continue
         if weight.dtype != x.dtype.numpy() or len(known.of(x) or ()) != 3:
             continue
-        add = only_user(product.outputs[0])
+        add = edit.only_user(product.outputs[0])
         bias = _bias(add, product.outputs[0], weight.shape[1])
         end = product if add is None or bias is None else add
         nodes = () if end is product else (end,)
@@ -183,7 +179,7 @@ def _layers(model: ir.Model) -> Iterator[_Layer]:
 
 def _bias(add: ir.Node | None, value: ir.Value, channels: int) -> np.ndarray | None:
     """The constant that a node adds to ``value``, one number per channel."""
-    if add is None or not edit.is_op(add, "Add"):
+    if not edit.is_op(add, "Add"):
         return None
     array = edit.constant_of(add.inputs[1] if add.inputs[0] is value else add.inputs[0])
     return array.reshape(-1) if array is not None and array.shape[-1:] == (channels,) == (array.size,) else None
@@ -193,8 +189,8 @@ def _entered(
     value: ir.Value, known: Dimensions
 ) -> tuple[tuple[ir.Node, ...], tuple[int, ...] | ir.Value | None] | None:
     """The two nodes that make an image of tokens, and its height and width, or the shape they are computed in."""
-    one = only_user(value)
-    two = only_user(one.outputs[0]) if one is not None else None
+    one = edit.only_user(value)
+    two = edit.only_user(one.outputs[0]) if one is not None else None
     if one is None or two is None or one.inputs[0] is not value or two.inputs[0] is not one.outputs[0]:
         return None
     tokens, image = known.of(value), known.of(two.outputs[0])
@@ -218,10 +214,15 @@ def _left(x: ir.Value, known: Dimensions) -> tuple[tuple[ir.Node, ...], tuple[ir
     """The nodes that make tokens of an image, last first, the activations among them in order, and the image."""
     activations: list[ir.Node] = []
     node = x.producer()
-    while node is not None and node.domain == "" and node.op_type in _UNARY and only_user(node.outputs[0]) is not None:
+    while (
+        node is not None
+        and node.domain == ""
+        and node.op_type in _UNARY
+        and edit.only_user(node.outputs[0]) is not None
+    ):
         activations.append(node)
-        node = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if node is None or node.inputs[0] is None or (activations and only_user(node.outputs[0]) is None):
+        node = edit.maker_of(node.inputs[0])
+    if node is None or node.inputs[0] is None or (activations and edit.only_user(node.outputs[0]) is None):
         return None
     inner = node.inputs[0].producer()
     image = inner.inputs[0] if inner is not None and inner.inputs else None

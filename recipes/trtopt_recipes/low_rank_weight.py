@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -84,12 +83,12 @@ def _sum_of(node: ir.Node) -> _Sum | None:
     if not edit.is_op(node, "Add") or node.outputs[0].dtype is None:
         return None
     for base, change in (node.inputs, tuple(reversed(node.inputs))):
-        product, scaled, up = _behind_bias(base), None, _made_by(change)
-        if up is not None and edit.is_op(up, "Mul"):
-            scaled, thin = up, [_made_by(value) for value in up.inputs if not _is_number(value)]
+        product, scaled, up = _behind_bias(base), None, edit.only_maker(change)
+        if edit.is_op(up, "Mul"):
+            scaled, thin = up, [edit.only_maker(value) for value in up.inputs if not _is_number(value)]
             up = thin[0] if len(thin) == 1 else None
-        down = _made_by(up.inputs[0]) if up is not None and edit.is_op(up, "MatMul") else None
-        if base is None or product is None or up is None or down is None or not edit.is_op(down, "MatMul"):
+        down = edit.only_maker(up.inputs[0]) if edit.is_op(up, "MatMul") else None
+        if base is None or product is None or up is None or not edit.is_op(down, "MatMul"):
             continue
         found = _Sum(node, product, down, up, scaled, base)
         if all(item.graph is node.graph for item in found.nodes) and _fits(found):
@@ -111,19 +110,14 @@ def _fits(found: _Sum) -> bool:
 
 def _behind_bias(value: ir.Value | None) -> ir.Node | None:
     """The product that makes a value, as it is or with a constant vector added to it."""
-    node = _made_by(value)
-    if node is not None and edit.is_op(node, "Add"):
+    node = edit.only_maker(value)
+    if edit.is_op(node, "Add"):
         vectors = [item for item in node.inputs if edit.constant_of(item) is not None]
         others = [item for item in node.inputs if item not in vectors]
         if len(others) != 1 or len(edit.static_shape(vectors[0]) or (0, 0)) > 1:
             return None
-        node = _made_by(others[0])
-    return node if node is not None and edit.is_op(node, "MatMul") else None
-
-
-def _made_by(value: ir.Value | None) -> ir.Node | None:
-    """The node that makes a value which one node reads."""
-    return None if value is None or only_user(value) is None else value.producer()
+        node = edit.only_maker(others[0])
+    return node if edit.is_op(node, "MatMul") else None
 
 
 def _is_given(value: ir.Value | None) -> bool:

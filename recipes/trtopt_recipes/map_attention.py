@@ -8,17 +8,16 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.graph.conv import per_channel, set_weights, weight_and_bias, why_not_constant, window_of
-from trtopt.graph.edit import constant_of
-from trtopt.graph.views import Sizes, is_move, is_pass, moved, one_per
+from trtopt.graph.views import Sizes, is_move, is_pass, moved, one_per, scaled_by
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt_recipes.aligned_heads import wide_head
 
 _DEPTH = 24
 """Nodes between a convolution and a product, or between a product and the softmax."""
 
-_STEP, _LEAST, _MOST = 8, 16, 256
-"""Sizes of heads that the fused kernel reads in place: multiples of the first, from the second to the third."""
+_MOST = 256
+"""The largest head that the fused kernel reads in place."""
 
 _PART = 64
 """The size of head that values are divided into, where they are wider."""
@@ -108,7 +107,7 @@ class _Plan:
         """Into how many heads each may be divided, and the size of theirs."""
         size, values = self.operands[0].columns.shape[1], self.operands[2].columns.shape[1]
         parts = {1, max(values // max(_PART, size), 1)}
-        found = [(count, _wide(max(size, values // count))) for count in sorted(parts) if values % count == 0]
+        found = [(count, wide_head(max(size, values // count))) for count in sorted(parts) if values % count == 0]
         return [(count, wide) for count, wide in found if wide <= _MOST]
 
 
@@ -178,10 +177,6 @@ def _in_order(nodes: tuple[ir.Node, ...]) -> list[ir.Node]:
     return [node for node in edit.graph_of(nodes[0]) if node in mine]
 
 
-def _wide(size: int) -> int:
-    return max(_LEAST, -(-size // _STEP) * _STEP)
-
-
 def _plan(softmax: ir.Node, opset: int) -> _Plan | str | None:
     """The attention of a map around a softmax; why it cannot be rewritten; None where there is none."""
     frame = _frame(softmax) if edit.is_op(softmax, "Softmax") and opset >= 13 else None
@@ -211,7 +206,7 @@ def _frame(softmax: ir.Node) -> _Frame | None:
     over_last = axis in (-1, rank - 1)
     value, keys_last, scale, nodes = source, over_last, 1.0, [softmax]
     while True:
-        node = value.producer() if value is not None and only_user(value) is not None else None
+        node = edit.only_maker(value)
         if node is None or len(nodes) > _DEPTH or node.graph is not softmax.graph:
             return None
         nodes.append(node)
@@ -221,18 +216,18 @@ def _frame(softmax: ir.Node) -> _Frame | None:
         keys_last ^= _swaps(node)
         value, factor = _scaled(node) if not _swaps(node) else (node.inputs[0], 1.0)
         scale *= factor
-    last, user = over_last, only_user(output)
+    last, user = over_last, edit.only_user(output)
     while user is not None and (_swaps(user) or _passes(user)) and len(nodes) <= 2 * _DEPTH:
         nodes.append(user)
         last ^= _swaps(user)
         output = user.outputs[0]
-        user = only_user(output)
+        user = edit.only_user(output)
     if user is None or user.graph is not softmax.graph or not edit.is_op(user, "MatMul"):
         return None
     values_first = user.inputs[1] is output
     if values_first == last or user.inputs[0] is user.inputs[1]:
         return None
-    turn = only_user(user.outputs[0])
+    turn = edit.only_user(user.outputs[0])
     result = turn if turn is not None and turn.graph is user.graph and _swaps(turn) else user
     features_first = values_first ^ (result is turn)
     nodes += dict.fromkeys((user, result))
@@ -253,12 +248,10 @@ def _scaled(node: ir.Node) -> tuple[ir.Value | None, float]:
     """What a node hands on times one number, and the number; None where it does something else."""
     if _passes(node):
         return node.inputs[0], 1.0
-    for index in (1, 0) if edit.is_op(node, "Mul") else (1,) if edit.is_op(node, "Div") else ():
-        number = constant_of(node.inputs[index])
-        if number is not None and number.size == 1 and number.ndim < 2 and np.isfinite(number) and number.item():
-            factor = float(number.item())
-            return node.inputs[1 - index], factor if edit.is_op(node, "Mul") else 1 / factor
-    return None, 1.0
+    data, number = scaled_by(node) or (None, np.zeros(0))
+    if number.size != 1 or number.ndim > 1 or not np.isfinite(number) or not number.item():
+        return None, 1.0
+    return data, float(number.item()) if edit.is_op(node, "Mul") else 1 / float(number.item())
 
 
 def _operand(value: ir.Value | None, is_last: bool, softmax: ir.Node) -> _Operand | None:
@@ -474,8 +467,8 @@ class _Writer:
 
 def _unflattened(value: ir.Value | None) -> ir.Value | None:
     """The map whose positions a value is, or itself: maps are transposed with less copies before they are flattened."""
-    node = None if value is None else value.producer()
-    source = node.inputs[0] if node is not None and edit.is_op(node, "Reshape") else None
+    node = edit.maker_of(value)
+    source = node.inputs[0] if edit.is_op(node, "Reshape") else None
     before, after = (edit.dims_of_value(item) for item in (source, value))
     if before is None or after is None or (len(before), len(after)) != (4, 3) or None in after[:2]:
         return value
@@ -518,7 +511,7 @@ def _behind(plan: _Plan, row: np.ndarray) -> tuple[ir.Node | None, bool, np.ndar
     # Heads may be merged into the batch.
     lead = shape[:-2] if len(shape) == 4 else (batch[0], len(row))
     array: np.ndarray | None = np.broadcast_to(row, (*lead, *shape[-2:])).reshape(-1, *shape[-(len(shape) - 1) :])
-    while (user := only_user(value)) is not None and array is not None and user.graph is frame.mix.graph:
+    while (user := edit.only_user(value)) is not None and array is not None and user.graph is frame.mix.graph:
         source, factor = _scaled(user)
         if is_move(user) and user.inputs[0] is value and len(user.outputs) == 1:
             array = moved(user, user.outputs[0], array, sizes)
@@ -527,8 +520,8 @@ def _behind(plan: _Plan, row: np.ndarray) -> tuple[ir.Node | None, bool, np.ndar
         else:
             other = next((each for each in user.inputs if each is not value), None) if edit.is_op(user, "Add") else None
             reads = edit.is_op(user, "Conv") and user.inputs[0] is value
-            conv = user if reads else other.producer() if other is not None and only_user(other) is not None else None
-            if conv is None or not edit.is_op(conv, "Conv") or array.ndim != len(conv.outputs[0].shape or ()):
+            conv = user if reads else edit.only_maker(other)
+            if not edit.is_op(conv, "Conv") or array.ndim != len(conv.outputs[0].shape or ()):
                 return None, False, None
             return conv, reads, per_channel(one_per(array), array.shape[1], array.ndim)
         value = user.outputs[0]

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
+from trtopt.graph.attention import is_over_last
 from trtopt.graph.views import is_move, is_pass
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
@@ -171,7 +172,7 @@ class _Flow:
     def from_input(self, node: ir.Node, index: int, depth: int = _DEPTH) -> _Way:
         """Where input ``index`` of ``node`` leads."""
         if edit.is_op(node, "Softmax"):
-            fits = _over_last(node, self._opset) or _selects_along(node, self._opset)
+            fits = is_over_last(node, self._opset) or _selects_along(node, self._opset)
             return _Way(True, "" if fits else f"{node.name} is not over the last axis")
         if edit.is_op(node, "Attention") and index == 3:
             return _Way(True)
@@ -207,7 +208,7 @@ class _Flow:
     def _bound_of(self, value: ir.Value, depth: int) -> float:
         node = value.producer()
         array = edit.constant_of(value)
-        if array is None and edit.is_op(node, "ConstantOfShape") and node is not None:
+        if array is None and edit.is_op(node, "ConstantOfShape"):
             array = _filling(node)
         if array is not None:
             return min(_largest(array), _LARGEST)
@@ -266,7 +267,7 @@ def _least_scale(node: ir.Node, index: int) -> float:
 
 def _is_integral(value: ir.Value | None, depth: int) -> bool:
     """Whether a float holds integers: then what is not 0 is at least 1."""
-    node = value.producer() if value is not None else None
+    node = edit.maker_of(value)
     array = edit.constant_of(value) if depth else None
     if array is not None:
         return array.size <= 1 << 20 and bool((array == np.rint(array)).all())
@@ -281,17 +282,11 @@ def _is_integral(value: ir.Value | None, depth: int) -> bool:
     return edit.is_op(node, "Add", "Sub", "Mul") and all(_is_integral(operand, depth - 1) for operand in node.inputs)
 
 
-def _over_last(softmax: ir.Node, opset: int) -> bool:
-    value = softmax.inputs[0]
-    axis = edit.int_attribute(softmax, "axis", -1 if opset >= 13 else 1)
-    return axis == -1 or (value is not None and value.shape is not None and axis == len(value.shape) - 1)
-
-
 def _selects_along(softmax: ir.Node, opset: int) -> bool:
     """Whether a Where right before a softmax tells the elements apart that it is over, along whatever axis."""
     value = softmax.inputs[0]
-    where = value.producer() if value is not None else None
-    condition = edit.dims_of_value(where.inputs[0]) if where is not None and edit.is_op(where, "Where") else None
+    where = edit.maker_of(value)
+    condition = edit.dims_of_value(where.inputs[0]) if edit.is_op(where, "Where") else None
     if condition is None or value is None or value.shape is None or opset < _ONE_AXIS:
         return False
     axis = edit.int_attribute(softmax, "axis", -1) % len(value.shape) - len(value.shape)

@@ -8,7 +8,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.graph.scores import Bounds, Scores, moderate
 from trtopt.graph.views import is_pass
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
@@ -87,10 +86,10 @@ class MaskedRows:
 def _product(guard: ir.Node) -> ir.Node | None:
     """The product that alone uses the guarded weights, as its first operand."""
     value = guard.outputs[0]
-    node = only_user(value)
+    node = edit.only_user(value)
     while node is not None and is_pass(node):
-        value, node = node.outputs[0], only_user(node.outputs[0])
-    if node is None or not edit.is_op(node, "MatMul") or node.inputs[0] is not value:
+        value, node = node.outputs[0], edit.only_user(node.outputs[0])
+    if not edit.is_op(node, "MatMul") or node.inputs[0] is not value:
         return None
     values = node.inputs[1]
     return node if values is not None and values.shape is not None and len(values.shape) > 1 else None
@@ -99,7 +98,7 @@ def _product(guard: ir.Node) -> ir.Node | None:
 def _addition(softmax: ir.Node, scores: Scores) -> ir.Node | None:
     """What adds the one mask that may hold -inf in a whole row; None where that is not all that is the matter."""
     value, add = softmax.inputs[0], None
-    while value is not None and only_user(value) is not None:
+    while value is not None and edit.only_user(value) is not None:
         node = value.producer()
         if node is None or not (is_pass(node) or edit.is_op(node, "Add", "Mul", "Div")):
             break

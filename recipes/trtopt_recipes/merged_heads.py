@@ -136,7 +136,7 @@ def _merges(node: ir.Node, known: Dimensions) -> _Lead | None:
 def _merges_turned(node: ir.Node, known: Dimensions) -> _Lead | None:
     """Batch and heads where a Transpose puts them first of what a Reshape makes of [tokens, batch, features]."""
     perm, source = edit.ints_attribute(node, "perm") or (), node.inputs[0]
-    reshape = source.producer() if source is not None else None
+    reshape = edit.maker_of(source)
     if len(perm) != 3 or perm[0] != 1 or reshape is None or not _may_merge(reshape) or not known.is_main(node):
         return None
     before, after = known.of(reshape.inputs[0]), known.of(source)
@@ -214,7 +214,7 @@ def _repeated(value: ir.Value, rank: int, lead: _Lead, known: Dimensions) -> ir.
     """What of the rank of merged tensors is repeated as a whole for every entry of the first of the two axes; the
     second is longer than 1."""
     node = value.producer()
-    source = node.inputs[0] if node is not None and edit.is_op(node, "Tile") else None
+    source = node.inputs[0] if edit.is_op(node, "Tile") else None
     before, after = known.of(source), known.of(value)
     if before is None or after is None or len(after) != rank or before[1:] != after[1:]:
         return None
@@ -225,7 +225,7 @@ def _unmerged(
     model: ir.Model, value: ir.Value | None, made: ir.Value, lead: _Lead, known: Dimensions
 ) -> ir.Value | None:
     """What stands for an operand of a merged tensor where the axes are not merged; None where it does itself."""
-    node = value.producer() if value is not None else None
+    node = edit.maker_of(value)
     if value is None or node is None:
         return None
     if _merges(node, known) == lead:
@@ -236,11 +236,11 @@ def _unmerged(
 def _split_before(model: ir.Model, node: ir.Node, lead: _Lead, known: Dimensions) -> ir.Value | None:
     """Heads that are split before a Transpose, and not merged with the batch."""
     splice, made, source = edit.Splice(model, node, MergedHeads.name), node.outputs[0], node.inputs[0]
-    reshape = source.producer() if source is not None else None
+    reshape = edit.maker_of(source)
     if reshape is None:
         return None
     size = (known.of(source) or ())[2]  # a number, as _merges_turned has seen
-    shape = splice.constant(np.asarray([0, 0, lead[1], size], np.int64), made, "shape")
+    shape = splice.ints([0, 0, lead[1], size], made, "shape")
     value = splice.fresh("Reshape", reshape.inputs[0], shape, like=made)
     perm = _apart(edit.ints_attribute(node, "perm") or (), 1)
     return splice.fresh("Transpose", value, attributes={"perm": perm}, like=made)

@@ -10,7 +10,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.graph.views import Sizes, moved, one_per
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
@@ -101,7 +100,7 @@ class MergedProjection:
             value.shape = ir.Shape([*total.shape[:-1], columns.size])
             if bias is not None:
                 value = splice.op("Add", value, splice.constant(bias[columns], like, "bias"), like=value)
-            shape = splice.constant(np.asarray([0, *part.tokens, *part.columns.shape], np.int64), like, "shape")
+            shape = splice.ints([0, *part.tokens, *part.columns.shape], like, "shape")
             value = splice.op("Reshape", value, shape, like=like)
             tokens = part.tokens if all(part.tokens) else (total.shape[1],)
             value.shape = ir.Shape([total.shape[0], *tokens, *part.columns.shape])
@@ -150,14 +149,14 @@ def _plan(product: ir.Node) -> _Plan | None:
     weight, total = edit.constant_tensor_of(product.inputs[1]), product.outputs[0]
     if weight is None or len(weight.shape) != 2 or total.shape is None or len(total.shape) < 3:
         return None
-    nodes, value, add = [product], total, only_user(total)
-    if add is not None and edit.is_op(add, "Add") and _bias_of(add) is not None:
+    nodes, value, add = [product], total, edit.only_user(total)
+    if edit.is_op(add, "Add") and _bias_of(add) is not None:
         nodes.append(add)
         value = add.outputs[0]
     else:
         add = None
     start = value
-    while (user := only_user(value)) is not None and edit.is_op(user, *_MOVES):
+    while edit.is_op(user := edit.only_user(value), *_MOVES):
         nodes.append(user)
         value = user.outputs[0]
     if value is start or value.is_graph_output():
@@ -186,12 +185,12 @@ def _plan(product: ir.Node) -> _Plan | None:
 
 def _chains(cut: ir.Node, output: ir.Value) -> Iterator[list[tuple[ir.Node, ir.Value]]]:
     """What cuts a part out, and with it one, two and more of the moves behind it, each with its output."""
-    chain, user = [(cut, output)], only_user(output)
+    chain, user = [(cut, output)], edit.only_user(output)
     yield chain
-    while user is not None and edit.is_op(user, *_MOVES):
+    while edit.is_op(user, *_MOVES):
         chain = [*chain, (user, user.outputs[0])]
         yield chain
-        user = only_user(chain[-1][1])
+        user = edit.only_user(chain[-1][1])
 
 
 def _part(start: ir.Value, steps: list[tuple[ir.Node, ir.Value]]) -> _Part | None:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.attention import only_user
 from trtopt.graph.dims import Dimensions
-from trtopt.graph.edit import Splice, all_nodes, constant_of, constant_tensor_of, ints_attribute, is_op, remove_node
+from trtopt.graph.edit import (
+    Splice,
+    all_nodes,
+    constant_of,
+    constant_tensor_of,
+    ints_attribute,
+    is_op,
+    maker_of,
+    only_maker,
+    only_user,
+    remove_node,
+)
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -84,7 +93,7 @@ class MergedTranspose:
         constant = constant_tensor_of(reader.inputs[1])
         if constant is None:
             return Refusal(str(transpose.name), "its tokens meet no constant any more")
-        shape = splice.constant(np.asarray([0, -1, constant.shape[0]], np.int64), tokens, "shape")
+        shape = splice.ints([0, -1, constant.shape[0]], tokens, "shape")
         splice.finish(splice.op("Reshape", turned, shape))
         remove_node(reshape)
         return None
@@ -94,7 +103,7 @@ class MergedTranspose:
         splice, sizes = Splice(model, reshape, self.name), _map_sizes(reshape)
         if sizes is None:
             return Refusal(str(reshape.name), "its height and width are no constants any more")
-        shape = splice.constant(np.asarray([0, *sizes], np.int64), reshape.outputs[0], "shape")
+        shape = splice.ints([0, *sizes], reshape.outputs[0], "shape")
         picture = splice.fresh("Reshape", transpose.inputs[0], shape)
         splice.finish(splice.op("Transpose", picture, attributes={"perm": (0, 3, 1, 2)}))
         remove_node(transpose)
@@ -108,7 +117,7 @@ def _chain(last: ir.Node) -> tuple[ir.Node, ir.Node, ir.Node] | None:
         if not is_op(nodes[-1], kind) or nodes[-1].graph is not last.graph:
             return None
         value = nodes[-1].inputs[0]
-        maker = value.producer() if value is not None else None
+        maker = maker_of(value)
         if len(nodes) == 3:
             break
         if value is None or maker is None or only_user(value) is None:
@@ -138,8 +147,8 @@ def _tokens(transpose: ir.Node) -> tuple[ir.Node, ir.Node] | None:
     if not is_op(transpose, "Transpose") or ints_attribute(transpose, "perm") != (0, 2, 1):
         return None
     flat, tokens = transpose.inputs[0], transpose.outputs[0]
-    reshape = flat.producer() if flat is not None and only_user(flat) is not None else None
-    if reshape is None or not is_op(reshape, "Reshape") or reshape.graph is not transpose.graph:
+    reshape = only_maker(flat)
+    if not is_op(reshape, "Reshape") or reshape.graph is not transpose.graph:
         return None
     picture = reshape.inputs[0]
     if picture is None or not is_op(picture.producer(), "Conv") or tokens.is_graph_output() or not tokens.uses():
@@ -159,8 +168,8 @@ def _is_layer(node: ir.Node, tokens: ir.Value) -> bool:
 def _map(reshape: ir.Node) -> tuple[ir.Node, ir.Node] | None:
     """A Reshape that makes a map of tokens for convolutions alone, and its Transpose."""
     turned = reshape.inputs[0] if is_op(reshape, "Reshape") else None
-    transpose = turned.producer() if turned is not None and only_user(turned) is not None else None
-    if transpose is None or not is_op(transpose, "Transpose") or transpose.graph is not reshape.graph:
+    transpose = only_maker(turned)
+    if not is_op(transpose, "Transpose") or transpose.graph is not reshape.graph:
         return None
     picture = reshape.outputs[0]
     if ints_attribute(transpose, "perm") != (0, 2, 1) or picture.is_graph_output() or not picture.uses():

@@ -361,7 +361,7 @@ def _entered(value: ir.Value, place: _Place, windows: _Size, splice: edit.Splice
         if kind == "Transpose":
             found = splice.behind(found, kind, attributes={"perm": numbers})
         else:
-            found = splice.behind(found, kind, _constant(splice, numbers, value))
+            found = splice.behind(found, kind, splice.ints(numbers, value, "shape"))
         found.shape = None
     return found
 
@@ -371,7 +371,7 @@ def _leave(value: ir.Value, region: _Region, splice: edit.Splice) -> None:
     place, dims, shape = region.places[value], _dims(value), value.shape
     apart = _apart(dims, place, region.windows)
     order = _order(len(apart), place)
-    made = splice.restore(value, "Reshape", region.nodes, _constant(splice, [apart[axis] for axis in order], value))
+    made = splice.restore(value, "Reshape", region.nodes, splice.ints([apart[axis] for axis in order], value, "shape"))
     if order != sorted(order):
         back = [order.index(axis) for axis in range(len(order))]
         made.shape = None
@@ -379,12 +379,8 @@ def _leave(value: ir.Value, region: _Region, splice: edit.Splice) -> None:
     if place.within:
         made.shape = None
         sizes = [size if isinstance(size, int) else -1 for size in dims]
-        made = splice.restore(made, "Reshape", (), _constant(splice, sizes, value))
+        made = splice.restore(made, "Reshape", (), splice.ints(sizes, value, "shape"))
     made.shape = None if shape is None else shape.copy()
-
-
-def _constant(splice: edit.Splice, array: Sequence[int], like: ir.Value) -> ir.Value:
-    return splice.constant(np.asarray(array, np.int64), like, "shape")
 
 
 def _merge(node: ir.Node, region: _Region, splice: edit.Splice) -> None:
@@ -399,7 +395,7 @@ def _merge(node: ir.Node, region: _Region, splice: edit.Splice) -> None:
             if value is not None and index not in given and 0 <= axis < len(_dims(value)) - matrix:
                 node.replace_input_with(index, _without(value, axis, splice, node))
     if edit.is_op(node, "Reshape"):
-        node.replace_input_with(1, _constant(splice, _merged(dims, made, region.windows), output))
+        node.replace_input_with(1, splice.ints(_merged(dims, made, region.windows), output, "shape"))
         node.attributes.pop("allowzero", None)
     elif edit.is_op(node, "Transpose"):
         perm = edit.ints_attribute(node, "perm") or tuple(reversed(range(len(dims))))
@@ -436,5 +432,5 @@ def _without(value: ir.Value, axis: int, splice: edit.Splice, node: ir.Node) -> 
     array = edit.constant_of(value)
     if array is not None:
         return splice.constant(array.squeeze(axis), value, "merged")
-    axes = splice.constant(np.asarray([axis], np.int64), value, "axes")
+    axes = splice.ints([axis], value, "axes")
     return splice.fresh("Squeeze", value, axes, like=value, before=node)

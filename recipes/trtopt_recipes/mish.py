@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.edit import NARROW_FLOATS, Splice, all_nodes, is_op, remove_node
+from trtopt.graph.edit import NARROW_FLOATS, Splice, all_nodes, is_op, maker_of, only_user, remove_node
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -35,16 +35,14 @@ class Mish:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Mish operators and the products that spell them out."""
-        matches, refusals = [], []
+        places = []
         for node in all_nodes(model.graph):
             nodes = (node,) if is_op(node, "Mish") else _spelled_out(node)
             if nodes is None or node.outputs[0].dtype not in NARROW_FLOATS:
                 continue
-            if any(inner.outputs[0].is_graph_output() or len(inner.outputs[0].uses()) > 1 for inner in nodes[1:]):
-                refusals.append(Refusal(str(node.name), "its Softplus or Tanh is used elsewhere"))
-            else:
-                matches.append(Match(nodes))
-        return Findings(tuple(matches), tuple(refusals))
+            is_alone = all(only_user(inner.outputs[0]) is not None for inner in nodes[1:])
+            places.append((Match(nodes), "" if is_alone else "its Softplus or Tanh is used elsewhere"))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Replace one place."""
@@ -67,8 +65,8 @@ def _spelled_out(node: ir.Node) -> tuple[ir.Node, ...] | None:
     if not is_op(node, "Mul"):
         return None
     for x, other in (node.inputs, reversed(node.inputs)):
-        tanh = other.producer() if other is not None else None
-        softplus = tanh.inputs[0].producer() if tanh is not None and is_op(tanh, "Tanh") and tanh.inputs[0] else None
-        if tanh is not None and softplus is not None and is_op(softplus, "Softplus") and softplus.inputs[0] is x:
+        tanh = maker_of(other)
+        softplus = maker_of(tanh.inputs[0]) if is_op(tanh, "Tanh") else None
+        if tanh is not None and is_op(softplus, "Softplus") and softplus.inputs[0] is x:
             return node, tanh, softplus
     return None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from trtopt.graph.attention import is_over_last
 from trtopt.graph.edit import (
     all_nodes,
     axes_of,
@@ -14,6 +15,7 @@ from trtopt.graph.edit import (
     input_of,
     int_attribute,
     is_op,
+    maker_of,
     remove_node,
     replace_value,
 )
@@ -75,17 +77,16 @@ def guarded(node: ir.Node, opset: int) -> ir.Node | None:
     if not is_op(node, "Where"):
         return None
     condition, first, second = node.inputs
-    inverse = condition.producer() if condition is not None else None
-    if inverse is not None and is_op(inverse, "Not"):
+    inverse = maker_of(condition)
+    if is_op(inverse, "Not"):
         condition, first, second = inverse.inputs[0], second, first
-    zero, softmax = constant_of(first), second.producer() if second is not None else None
-    if softmax is None or zero is None or zero.size != 1 or zero.any() or not is_op(softmax, "Softmax"):
+    zero, softmax = constant_of(first), maker_of(second)
+    if zero is None or zero.size != 1 or zero.any() or not is_op(softmax, "Softmax"):
         return None
     shape = softmax.inputs[0].shape if softmax.inputs[0] is not None else None
-    axis = int_attribute(softmax, "axis", -1 if opset >= 13 else 1)
-    if shape is None or zero.ndim > len(shape) or axis not in (-1, len(shape) - 1):
+    if shape is None or zero.ndim > len(shape) or not is_over_last(softmax, opset):
         return None
-    maker = condition.producer() if condition is not None else None
+    maker = maker_of(condition)
     if maker is None:
         return None
     if is_op(maker, "IsNaN"):
@@ -96,17 +97,17 @@ def guarded(node: ir.Node, opset: int) -> ir.Node | None:
 def _all_masked(node: ir.Node, scores: ir.Value | None, rank: int) -> bool:
     """Whether ``node`` says of each row of ``scores`` that it is -inf throughout."""
     reduction = _behind_casts(node)
-    if reduction is None or not is_op(reduction, "ReduceMin") or not int_attribute(reduction, "keepdims", 1):
+    if not is_op(reduction, "ReduceMin") or not int_attribute(reduction, "keepdims", 1):
         return False
     axes = axes_of(reduction)
     if axes is None or [axis % rank for axis in axes] != [rank - 1]:
         return False
     source = input_of(reduction, 0)
-    equal = _behind_casts(source.producer() if source is not None else None)
-    return equal is not None and is_op(equal, "Equal") and equal.inputs[0] is scores and is_nothing(equal.inputs[1])
+    equal = _behind_casts(maker_of(source))
+    return is_op(equal, "Equal") and equal.inputs[0] is scores and is_nothing(equal.inputs[1])
 
 
 def _behind_casts(node: ir.Node | None) -> ir.Node | None:
-    while node is not None and is_op(node, "Cast") and node.inputs[0] is not None:
+    while is_op(node, "Cast") and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     return node

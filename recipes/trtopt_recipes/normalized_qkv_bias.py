@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import Attention, attention_of, only_user, path_to
+from trtopt.graph.attention import Attention, attentions_of, path_to
 from trtopt.graph.views import Sizes, one_per
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 from trtopt.support.memo import once_per_array
@@ -55,11 +55,9 @@ class NormalizedQkvBias:
 
         A block alone does not show the gain: at its ends the compiler changes the order of batch and tokens.
         """
-        opset = model.graph.opset_imports.get("", 1)
         norms: dict[ir.Node, dict[ir.Node, None]] = {}
-        for node in edit.all_nodes(model.graph):
-            found = attention_of(node, opset) if edit.is_op(node, "Softmax") else None
-            for norm, nodes in ({} if found is None else _biased(found)).items():
+        for found in attentions_of(model):
+            for norm, nodes in _biased(found).items():
                 norms.setdefault(norm, {}).update(dict.fromkeys(nodes))
         together: dict[ir.Graph | ir.Function | None, dict[ir.Node, None]] = {}
         refusals = []
@@ -86,14 +84,16 @@ class NormalizedQkvBias:
         products = _products(norm)
         shift = _shift(norm, products)
         weights = [
-            _new_weight(_weight(product), shift, *_before(norm, product)).astype(_weight(product).dtype)
+            _new_weight(edit.array_of(product.inputs[1]), shift, *_before(norm, product)).astype(
+                edit.array_of(product.inputs[1]).dtype
+            )
             for product in products
         ]
-        scale, output = _float64(norm.inputs[1]), norm.outputs[0]
+        scale, output = edit.array_of(norm.inputs[1]).astype(np.float64), norm.outputs[0]
         if _is_read_otherwise(norm):
             _restore(norm, scale, _offset(norm) - shift * scale, splice)
         for index, name, content in ((1, "scale", np.ones_like(scale)), (2, "shift", np.full_like(scale, shift))):
-            array = content.astype(_tensor_type(norm.inputs[1]))
+            array = content.astype(edit.array_of(norm.inputs[1]).dtype)
             if len(norm.inputs) <= index:
                 norm.resize_inputs(index + 1)
             norm.replace_input_with(index, splice.constant(array, output, name))
@@ -104,7 +104,7 @@ class NormalizedQkvBias:
 
 def _restore(norm: ir.Node, factor: np.ndarray, bias: np.ndarray, splice: edit.Splice) -> None:
     """Give what reads a normalized value beside its products factor * (n + t) + bias, which is as it was."""
-    value, dtype = norm.outputs[0], _tensor_type(norm.inputs[1])
+    value, dtype = norm.outputs[0], edit.array_of(norm.inputs[1]).dtype
     for kind, operand, array in (("Mul", "factor", factor), ("Add", "offset", bias)):
         constant = splice.constant(array.astype(dtype), norm.outputs[0], operand)
         value = splice.restore(value, kind, _products(norm), constant)
@@ -119,12 +119,12 @@ def _biased(found: Attention) -> dict[ir.Node, list[ir.Node]]:
             continue
         products = [v.producer() for v in path.root.inputs if v is not None and edit.constant_tensor_of(v) is None]
         product = products[0] if products else None
-        source = product.inputs[0] if product is not None and edit.is_op(product, "MatMul") else None
-        norm = source.producer() if source is not None else None
+        source = product.inputs[0] if edit.is_op(product, "MatMul") else None
+        norm = edit.maker_of(source)
         # What the weights cannot carry, as that of one of two Adds behind one product, is left where it is.
         if product is None or _bias_add(product) is not path.root:
             continue
-        if norm is None or not edit.is_op(norm, "LayerNormalization"):
+        if not edit.is_op(norm, "LayerNormalization"):
             continue
         # Alone, the bias of keys or values is nothing that qkv-bias could not move out of the network.
         if query or len(_products(norm)) > 1 or not _is_read_otherwise(norm):
@@ -172,7 +172,7 @@ def _out_of_range(norm: ir.Node) -> str:
     if not shift <= _LARGEST_SHIFT:
         return "a bias is too large beside the weights"
     for product in products:
-        left = _left_range(_weight(product), shift, *_before(norm, product))
+        left = _left_range(edit.array_of(product.inputs[1]), shift, *_before(norm, product))
         if left:
             return f"the new weights of {product.name} leave the range of {left}"
     return ""
@@ -180,13 +180,15 @@ def _out_of_range(norm: ir.Node) -> str:
 
 def _shift(norm: ir.Node, products: list[ir.Node]) -> float:
     """The shift t; infinite where none is large enough."""
-    wanted = max((_wanted_shift(_weight(product), *_before(norm, product)) for product in products), default=0.0)
+    wanted = max(
+        (_wanted_shift(edit.array_of(product.inputs[1]), *_before(norm, product)) for product in products), default=0.0
+    )
     return 2.0 ** math.ceil(math.log2(max(wanted, _SMALLEST_SHIFT))) if math.isfinite(wanted) else math.inf
 
 
 def _before(norm: ir.Node, product: ir.Node) -> tuple[bytes, bytes, bytes]:
     """The scale and the bias of a normalization, and the bias behind a product, as FP64."""
-    scale, add = _float64(norm.inputs[1]), _bias_add(product)
+    scale, add = edit.array_of(norm.inputs[1]).astype(np.float64), _bias_add(product)
     biases = () if add is None else [array for v in add.inputs if (array := edit.constant_of(v)) is not None]
     bias = next((array.astype(np.float64).ravel() for array in biases), np.zeros(1))
     return scale.tobytes(), _offset(norm).tobytes(), bias.tobytes()
@@ -230,8 +232,8 @@ def _left_range(weight: np.ndarray, shift: float, scale: bytes, offset: bytes, b
 
 def _bias_add(product: ir.Node) -> ir.Node | None:
     """The Add of one constant per feature that alone uses a product."""
-    user = only_user(product.outputs[0])
-    if user is None or not edit.is_op(user, "Add"):
+    user = edit.only_user(product.outputs[0])
+    if not edit.is_op(user, "Add"):
         return None
     weight = edit.constant_tensor_of(product.inputs[1])
     arrays = [array for value in user.inputs if (array := edit.constant_of(value)) is not None]
@@ -242,32 +244,12 @@ def _bias_add(product: ir.Node) -> ir.Node | None:
 
 def _offset(norm: ir.Node) -> np.ndarray:
     """The bias of a normalization."""
-    return np.zeros_like(_float64(norm.inputs[1])) if edit.input_of(norm, 2) is None else _float64(norm.inputs[2])
+    offset = edit.input_of(norm, 2)
+    return np.zeros(edit.array_of(norm.inputs[1]).shape) if offset is None else edit.array_of(offset).astype(np.float64)
 
 
 def _norm(array: np.ndarray) -> float:
     return float(np.sqrt(np.mean(array**2))) if array.size else 0.0
-
-
-def _weight(product: ir.Node) -> np.ndarray:
-    array = edit.constant_of(product.inputs[1])
-    if array is None:
-        raise ValueError("not a constant")
-    return array
-
-
-def _float64(value: ir.Value | None) -> np.ndarray:
-    array = edit.constant_of(value)
-    if array is None:
-        raise ValueError("not a constant")
-    return array.astype(np.float64)
-
-
-def _tensor_type(value: ir.Value | None) -> np.dtype:
-    array = edit.constant_of(value)
-    if array is None:
-        raise ValueError("not a constant")
-    return array.dtype
 
 
 def _set_weight(product: ir.Node, weight: np.ndarray, splice: edit.Splice, recipe: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import attention_of, only_user
+from trtopt.graph.attention import attentions_of
 from trtopt.graph.views import is_pass
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
@@ -55,11 +55,10 @@ class NormalizedScores:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Attentions with queries and keys that are divided by norms."""
-        matches, opset = [], model.graph.opset_imports.get("", 1)
-        for node in edit.all_nodes(model.graph):
-            found = attention_of(node, opset) if edit.is_op(node, "Softmax") else None
-            sides = None if found is None else _sides(found.scores)
-            if found is not None and sides is not None:
+        matches = []
+        for found in attentions_of(model):
+            sides = _sides(found.scores)
+            if sides is not None:
                 moves = [side.moves for side in sides if side.moves is not None]
                 matches.append(Match((found.scores, *(side.div for side in sides), *moves, *found.nodes[2:])))
         return Findings(tuple(matches))
@@ -95,17 +94,14 @@ def _sides(scores: ir.Node) -> tuple[_Side, _Side] | None:
 
 
 def _side(value: ir.Value | None) -> _Side | None:
-    node, moves = (None, None) if value is None else (value.producer(), None)
-    if value is None or node is None or only_user(value) is None:
-        return None
+    node, moves = edit.only_maker(value), None
     if edit.is_op(node, "Transpose"):
         perm = edit.ints_attribute(node, "perm") or ()
         rank = len(perm)
-        source = node.inputs[0]
-        if rank < 2 or perm != (*range(rank - 2), rank - 1, rank - 2) or source is None or only_user(source) is None:
+        if rank < 2 or perm != (*range(rank - 2), rank - 1, rank - 2):
             return None
-        node, moves = source.producer(), node
-    if node is None or not edit.is_op(node, "Div"):
+        node, moves = edit.only_maker(node.inputs[0]), node
+    if not edit.is_op(node, "Div"):
         return None
     data, norms = node.inputs
     while (

@@ -8,7 +8,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.conv import used_once
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _PADS_ARE_INPUTS = 11
@@ -56,7 +55,7 @@ class PaddedProduct:
         known = edit.constant_of(right)
         if known is None:
             pads = [*[0] * (rank - 1), found.before, *[0] * (rank - 1), found.after]
-            wide = splice.fresh("Pad", right, splice.constant(np.asarray(pads, np.int64), right, "pads"), like=right)
+            wide = splice.fresh("Pad", right, splice.ints(pads, right, "pads"), like=right)
         else:
             widths = [*[(0, 0)] * (rank - 1), (found.before, found.after)]
             wide = splice.constant(np.pad(known, widths), right, "padded")
@@ -106,14 +105,14 @@ def _joined(node: ir.Node) -> _Place | None:
 
 
 def _product(value: ir.Value | None) -> ir.Node | None:
-    node = value.producer() if value is not None and used_once(value) else None
-    return node if node is not None and edit.is_op(node, "MatMul") else None
+    node = edit.only_maker(value)
+    return node if edit.is_op(node, "MatMul") else None
 
 
 def _zeros(value: ir.Value | None) -> int | None:
     """How many columns of zeros a value has; None where it is no zeros, or not known."""
     dims = edit.dims_of_value(value)
     width = dims[-1] if dims else None
-    node = value.producer() if value is not None else None
-    source = edit.constant_of(node.inputs[0] if node is not None and edit.is_op(node, "Expand") else value)
+    node = edit.maker_of(value)
+    source = edit.constant_of(node.inputs[0] if edit.is_op(node, "Expand") else value)
     return width if isinstance(width, int) and source is not None and not source.any() else None

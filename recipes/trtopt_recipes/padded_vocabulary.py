@@ -69,8 +69,7 @@ class PaddedVocabulary:
         if output.shape is not None:
             scores.shape = ir.Shape([*tuple(output.shape)[:-1], size + more])
         start, end, last = (
-            splice.constant(np.array([each], np.int64), output, name)
-            for name, each in (("from", 0), ("to", size), ("axis", -1))
+            splice.ints([each], output, name) for name, each in (("from", 0), ("to", size), ("axis", -1))
         )
         splice.replace(node, "Slice", [scores, start, end, last])
         return None
@@ -92,8 +91,8 @@ def _size(node: ir.Node) -> int:
 def _constant(value: ir.Value | None) -> np.ndarray | None:
     """A constant, or one that is transposed: the embedding that a product is tied to."""
     found = edit.constant_of(value)
-    producer = None if value is None else value.producer()
-    if found is not None or producer is None or not edit.is_op(producer, "Transpose"):
+    producer = edit.maker_of(value)
+    if found is not None or not edit.is_op(producer, "Transpose"):
         return found
     table = edit.constant_of(producer.inputs[0])
     return None if table is None or table.ndim != 2 or edit.ints_attribute(producer, "perm") == (0, 1) else table.T

@@ -34,16 +34,14 @@ class Prelu:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """PRelu nodes."""
-        matches, refusals = [], []
+        places = []
         for node in all_nodes(model.graph):
             if not is_op(node, "PRelu") or node.outputs[0].dtype not in NARROW_FLOATS:
                 continue
             slope = constant_of(node.inputs[1])
-            if slope is None or np.isfinite(slope.astype(np.float64)).all():
-                matches.append(Match((node,)))
-            else:
-                refusals.append(Refusal(str(node.name), "its slope is not finite: times zero it is no zero"))
-        return Findings(tuple(matches), tuple(refusals))
+            is_finite = slope is None or np.isfinite(slope.astype(np.float64)).all()
+            places.append((Match((node,)), "" if is_finite else "its slope is not finite: times zero it is no zero"))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Replace one node."""

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import Attention, Path, attention_of, bias_of, only_user, path_to
+from trtopt.graph.attention import Attention, Path, attention_of, attentions_of, bias_of, path_to
 from trtopt.graph.views import Sizes, is_move, is_pass, merged_rows, moved, one_per
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
@@ -76,15 +76,11 @@ class QkvBias:
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Attentions whose projections have a bias that is not in its place yet."""
         matches, refusals = [], []
-        opset = model.graph.opset_imports.get("", 1)
-        for node in edit.all_nodes(model.graph):
-            found = attention_of(node, opset) if edit.is_op(node, "Softmax") else None
-            if found is None:
-                continue
+        for found in attentions_of(model):
             try:
                 plan = _plan(found)
             except _CannotError as error:
-                refusals.append(Refusal(str(node.name), str(error)))
+                refusals.append(Refusal(str(found.softmax.name), str(error)))
             else:
                 if plan is not None:
                     matches.append(Match(plan.nodes))
@@ -136,7 +132,7 @@ def _plan(found: Attention) -> _Plan | None:
         if not np.isfinite(one_per(path.bias)).all():
             raise _CannotError(f"the bias of {path.root.name} is not finite")
     _check_uses(found, paths)
-    if key in paths and not _same_along(key, -1, sizes):
+    if key in paths and not _is_same_for_all(key, sizes):
         raise _CannotError(f"the bias of {key.root.name} differs along the keys")
     behind = [*([query] if query is not None and query in paths else []), *split.values()]
     nodes = [*found.nodes]
@@ -181,7 +177,7 @@ def _split_paths(value: ir.Value | None, sizes: Sizes) -> Iterator[Path]:
     queue = [] if path_to(value, sizes) is not None else [value]
     while queue and len(seen) < _MOST_BETWEEN:
         item = queue.pop(0)
-        node = item.producer() if item is not None else None
+        node = edit.maker_of(item)
         if node is None or node in seen:
             continue
         seen.add(node)
@@ -201,7 +197,7 @@ def _split_paths(value: ir.Value | None, sizes: Sizes) -> Iterator[Path]:
 
 def _moves_behind(value: ir.Value) -> Iterator[tuple[ir.Node, ir.Value]]:
     """The moves that a value goes through alone and whole, each with its output."""
-    while (node := only_user(value)) is not None and is_move(node) and len(node.outputs) == 1:
+    while (node := edit.only_user(value)) is not None and is_move(node) and len(node.outputs) == 1:
         if node.inputs[0] is not value:
             return
         value = node.outputs[0]
@@ -237,9 +233,9 @@ def _narrowed(array: np.ndarray, dtype: ir.DataType, node: ir.Node) -> np.ndarra
     return narrow
 
 
-def _same_along(path: Path, axis: int, sizes: Sizes) -> bool:
+def _is_same_for_all(path: Path, sizes: Sizes) -> bool:
     carried = path.carried(path.moves, sizes)
-    return carried is not None and one_per(carried).shape[axis] == 1
+    return carried is not None and one_per(carried).shape[-1] == 1
 
 
 def _value_bias(
@@ -257,11 +253,11 @@ def _value_bias(
     except ValueError:
         raise _CannotError(f"the shape of {found.mix.outputs[0].name} is not known") from None
     value, between = found.mix.outputs[0], list[ir.Node]()
-    node = only_user(value)
+    node = edit.only_user(value)
     while node is not None and array is not None and (is_move(node) or is_pass(node)) and node.inputs[0] is value:
         between.append(node)
         value = node.outputs[0]
-        user = only_user(value)
+        user = edit.only_user(value)
         array = _merged(node, user, array, sizes) if _is_open(node) else moved(node, value, array, sizes)
         node = user
     weight = None if node is None or node.inputs[0] is not value else _weight(node)
@@ -302,8 +298,8 @@ def _weight(node: ir.Node) -> np.ndarray | None:
 
 def _bias_node(node: ir.Node, width: int) -> ir.Node | None:
     """The Add of a constant bias after a MatMul."""
-    user = only_user(node.outputs[0]) if edit.is_op(node, "MatMul") else None
-    if user is None or not edit.is_op(user, "Add"):
+    user = edit.only_user(node.outputs[0]) if edit.is_op(node, "MatMul") else None
+    if not edit.is_op(user, "Add"):
         return None
     arrays = [array for array in map(edit.constant_of, user.inputs) if array is not None]
     return user if len(arrays) == 1 and arrays[0].size in (1, width) and arrays[0].ndim < 2 else None

@@ -143,7 +143,7 @@ def _why_not(node: ir.Node) -> str | None:
         return ""
     weight = edit.constant_tensor_of(right)
     if weight is None:
-        producer = right.producer() if right is not None else None
+        producer = edit.maker_of(right)
         quantized = edit.is_op(producer, "DequantizeLinear") and edit.constant_tensor_of(
             producer.inputs[0] if producer else None
         )
@@ -273,7 +273,7 @@ def _bias_after(node: ir.Node, channels: int) -> ir.Node | None:
     value = node.outputs[0]
     uses = tuple(value.uses())
     add = uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
-    if add is None or not edit.is_op(add, "Add") or add.graph is not node.graph:
+    if not edit.is_op(add, "Add") or add.graph is not node.graph:
         return None
     other = add.inputs[1] if add.inputs[0] is value else add.inputs[0]
     tensor = edit.constant_tensor_of(other)
@@ -286,9 +286,9 @@ def _on_tokens(splice: edit.Splice, chain: _Chain, shape: ir.Shape) -> None:
         leading[0] = -1  # the graph then stays good for other batches
     for value in chain.exits():
         channels = value.shape[-1] if value.shape is not None else -1
-        target = splice.constant(np.array([*leading, channels], np.int64), value, "shape")
+        target = splice.ints([*leading, channels], value, "shape")
         splice.restore(value, "Reshape", set(chain.nodes), target)
-    flat = splice.constant(np.array([-1, _matrix(chain.nodes[0]).shape[0]], np.int64), chain.entry, "shape")
+    flat = splice.ints([-1, _matrix(chain.nodes[0]).shape[0]], chain.entry, "shape")
     data = splice.fresh("Reshape", chain.entry, flat, like=chain.entry)
     _move(splice, chain, data, channels_first=False)
 
@@ -327,7 +327,5 @@ def _residual(splice: edit.Splice, node: ir.Node, value: ir.Value) -> ir.Value |
 
 
 def _matrix(node: ir.Node) -> np.ndarray:
-    weight = edit.constant_of(edit.input_of(node, 1))
-    if weight is None:
-        raise ValueError(f"the weights of {node.name} are not constants")
+    weight = edit.array_of(node.inputs[1])
     return weight.reshape(weight.shape[-2:])

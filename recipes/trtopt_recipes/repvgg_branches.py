@@ -12,9 +12,10 @@ from trtopt.graph import edit
 from trtopt.graph.conv import (
     SlidingWindow,
     copy_node,
+    norm_affine,
     set_weights,
     set_window,
-    used_once,
+    trains,
     weight_and_bias,
     why_not_constant,
     why_not_fit,
@@ -78,7 +79,7 @@ class RepvggBranches:
         rest = [leaf for leaf in rest if leaf is not source or not keeps_size]
         weight, bias = _sum(main, branches, window, len(identities))
         old = [weight_and_bias(node) for node in branches if node.op_type == "Conv"]
-        dtype = np.asarray(edit.constant_of(main.inputs[1])).dtype
+        dtype = edit.array_of(main.inputs[1]).dtype
         reason = why_not_fit(weight, dtype, *(each[0] for each in old))
         reason = reason or why_not_fit(bias, dtype, *(each[1] for each in old))
         if reason:
@@ -103,8 +104,8 @@ class RepvggBranches:
 def _is_inner(node: ir.Node) -> bool:
     """Whether an addition is a summand of another one."""
     value = node.outputs[0]
-    user = next((user for user, _ in value.uses()), None) if used_once(value) else None
-    return user is not None and edit.is_op(user, "Add", "Sum") and user.graph is node.graph
+    user = next((user for user, _ in value.uses()), None) if edit.only_user(value) is not None else None
+    return edit.is_op(user, "Add", "Sum") and user.graph is node.graph
 
 
 def _leaves(total: ir.Node) -> tuple[list[ir.Node], list[ir.Value]]:
@@ -112,8 +113,8 @@ def _leaves(total: ir.Node) -> tuple[list[ir.Node], list[ir.Value]]:
     adds, leaves, index = [total], [], 0
     while index < len(adds):
         for value in adds[index].inputs:
-            producer = value.producer() if value is not None else None
-            if producer is not None and edit.is_op(producer, "Add", "Sum") and _is_inner(producer):
+            producer = edit.maker_of(value)
+            if edit.is_op(producer, "Add", "Sum") and _is_inner(producer):
                 adds.append(producer)
             elif value is not None:
                 leaves.append(value)
@@ -126,7 +127,7 @@ def _branches(leaves: list[ir.Value]) -> list[ir.Node]:
     by_source: dict[int, list[ir.Node]] = {}
     for leaf in leaves:
         node = leaf.producer()
-        if node is not None and edit.is_op(node, "Conv", "BatchNormalization") and node.inputs[0] is not None:
+        if edit.is_op(node, "Conv", "BatchNormalization") and node.inputs[0] is not None:
             by_source.setdefault(id(node.inputs[0]), []).append(node)
     found = [nodes for nodes in by_source.values() if any(node.op_type == "Conv" for node in nodes)]
     return max(found, key=len, default=[])
@@ -166,7 +167,7 @@ def _merged_window(branches: list[ir.Node]) -> SlidingWindow | None:
 
 
 def _can_be_identity(main: ir.Node, window: SlidingWindow) -> bool:
-    weight = np.asarray(edit.constant_of(main.inputs[1]))
+    weight = edit.array_of(main.inputs[1])
     return set(window.strides) == {1} and weight.shape[0] == weight.shape[1] * edit.int_attribute(main, "group", 1)
 
 
@@ -180,7 +181,7 @@ def _why_not(total: ir.Node, branches: list[ir.Node]) -> str:
     shape, rank = _map_of(total.outputs[0]), len(_window(main).kernel) + 2
     for node in branches:
         value = node.outputs[0]
-        if not used_once(value) or node.graph is not total.graph:
+        if edit.only_user(value) is None or node.graph is not total.graph:
             return f"the output of {node.name} is used elsewhere"
         if shape is None or len(shape) != rank - 1 or _map_of(value) != shape:
             return f"the shape of {node.name} is not known, or not that of the sum"
@@ -198,16 +199,12 @@ def _why_not(total: ir.Node, branches: list[ir.Node]) -> str:
 
 def _map_of(value: ir.Value) -> tuple[int, ...] | None:
     """All dimensions but the first, where they are known."""
-    if value.shape is None:
-        return None
-    dims = [dim for dim in tuple(value.shape)[1:] if isinstance(dim, int)]
-    return tuple(dims) if len(dims) == len(value.shape) - 1 else None
+    return None if value.shape is None else edit.numbers_of(tuple(value.shape)[1:])
 
 
 def _why_not_branch(node: ir.Node, main: ir.Node) -> str:
     if node.op_type == "BatchNormalization":
-        training = edit.int_attribute(node, "training_mode", 0) != 0
-        if training or any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
+        if trains(node):
             return f"{node.name} is in training mode"
         if any(edit.constant_of(value) is None for value in node.inputs[1:5]):
             return f"the statistics of {node.name} are not constants"
@@ -228,7 +225,7 @@ def _sum(
     main: ir.Node, branches: list[ir.Node], window: SlidingWindow, identities: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Weight and bias of all branches in one window, in float64."""
-    shape = np.asarray(edit.constant_of(main.inputs[1])).shape
+    shape = edit.array_of(main.inputs[1]).shape
     weight, bias = np.zeros((*shape[:2], *window.kernel)), np.zeros(shape[0])
     rows = np.arange(shape[0])
     centre = (rows, rows % shape[1], *(np.full(shape[0], begin) for begin in window.begins))
@@ -241,13 +238,10 @@ def _sum(
             weight += np.pad(part, [(0, 0), (0, 0), *zip(at, after, strict=True)])
             bias += part_bias
             continue
-        gamma, beta, mean, variance = (
-            np.asarray(edit.constant_of(edit.input_of(node, index))).astype(np.float64) for index in range(1, 5)
-        )
-        with np.errstate(divide="ignore", invalid="ignore"):
-            scale = gamma / np.sqrt(variance + edit.float_attribute(node, "epsilon", 1e-5))
+        scale, shift = norm_affine(node) or (np.nan, np.nan)
+        with np.errstate(invalid="ignore"):
             weight[centre] += scale
-            bias += beta - mean * scale
+            bias += shift
     if identities:
         weight[centre] += identities
     return weight, bias

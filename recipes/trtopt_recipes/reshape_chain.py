@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
@@ -62,7 +61,7 @@ class ReshapeChain:
         if source is None or shape is None:
             return Refusal(match.label, "its shape is not known any more")
         splice = edit.Splice(model, last, self.name)
-        constant = splice.constant(np.asarray(shape, np.int64), last.outputs[0], "shape")
+        constant = splice.ints(shape, last.outputs[0], "shape")
         splice.finish(splice.op("Reshape", source, constant))
         for item in match.nodes[1:]:
             edit.remove_node(item)
@@ -78,7 +77,7 @@ class ReshapeChain:
         long = [axis for axis, dim in enumerate(value.shape) if dim != 1]
         perm = [long.index(axis) for axis in edit.ints_attribute(transpose, "perm") or () if axis in long]
         splice = edit.Splice(model, transpose, self.name)
-        constant = splice.constant(np.asarray(shape, np.int64), value, "shape")
+        constant = splice.ints(shape, value, "shape")
         packed = splice.fresh("Reshape", source, constant, like=value)
         splice.finish(splice.fresh("Transpose", packed, attributes={"perm": perm}))
         edit.remove_node(first)
@@ -88,7 +87,7 @@ class ReshapeChain:
 def _padded(transpose: ir.Node) -> tuple[ir.Node, ir.Node] | None:
     """A Transpose of axes of which some have size one, between two reshapes, and the first of these."""
     value, perm = edit.input_of(transpose, 0), edit.ints_attribute(transpose, "perm")
-    first = value.producer() if value is not None else None
+    first = edit.maker_of(value)
     if not edit.is_op(transpose, "Transpose") or perm is None or value is None or value.shape is None or first is None:
         return None
     if not edit.is_op(first, "Reshape", "Unsqueeze") or not _continues(first, transpose) or _is_reshape(transpose):
@@ -117,7 +116,7 @@ def _chain(last: ir.Node) -> list[ir.Node]:
     chain = [last]
     while True:
         value = chain[-1].inputs[0]
-        node = value.producer() if value is not None else None
+        node = edit.maker_of(value)
         if node is None or value is None or node.graph is not last.graph or not _is_reshape(node):
             break
         if len(value.uses()) != 1 or value.is_graph_output():

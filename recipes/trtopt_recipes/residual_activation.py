@@ -35,17 +35,15 @@ class ResidualActivation:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Activations of a value that others read, too."""
-        matches, refusals = [], []
+        places = []
         for node in edit.all_nodes(model.graph):
             if not edit.is_op(node, "LeakyRelu", "Relu") or not _others(node) or not _is_of_conv(node.inputs[0]):
                 continue
-            if 0 <= edit.float_attribute(node, "alpha", 0.0 if edit.is_op(node, "Relu") else 0.01) <= 1:
-                maker = node.inputs[0].producer() if node.inputs[0] is not None else None
-                convs = _convs(maker)
-                matches.append(Match(tuple(dict.fromkeys((node, *([maker] if maker else []), *convs)))))
-            else:
-                refusals.append(Refusal(str(node.name), "its slope is below 0 or above 1"))
-        return Findings(tuple(matches), tuple(refusals))
+            is_least = 0 <= edit.float_attribute(node, "alpha", 0.0 if edit.is_op(node, "Relu") else 0.01) <= 1
+            maker = edit.maker_of(node.inputs[0])
+            nodes = dict.fromkeys((node, *([maker] if maker else []), *_convs(maker)))
+            places.append((Match(tuple(nodes)), "" if is_least else "its slope is below 0 or above 1"))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Give the others of one activation the minimum."""
@@ -84,12 +82,12 @@ def _is_least(user: ir.Node, value: ir.Value, output: ir.Value) -> bool:
 
 def _convs(maker: ir.Node | None) -> list[ir.Node]:
     """The convolution that makes a value, or those that an addition of two activations adds."""
-    if edit.is_op(maker, "Conv", "ConvTranspose") and maker is not None:
+    if edit.is_op(maker, "Conv", "ConvTranspose"):
         return [maker]
-    if maker is None or not edit.is_op(maker, "Add") or any(edit.constant_of(v) is not None for v in maker.inputs):
+    if not edit.is_op(maker, "Add") or any(edit.constant_of(v) is not None for v in maker.inputs):
         return []
     makers = [value.producer() for value in maker.inputs if value is not None]
-    return [node for node in makers if node is not None and edit.is_op(node, "Conv", "ConvTranspose")]
+    return [node for node in makers if edit.is_op(node, "Conv", "ConvTranspose")]
 
 
 def _is_of_conv(value: ir.Value | None) -> bool:

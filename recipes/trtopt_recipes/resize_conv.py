@@ -56,7 +56,7 @@ class ResizeConv:
         matches, refusals = [], []
         known = Dimensions(model) if any(edit.is_op(node, "Resize") for node in edit.all_nodes(model.graph)) else None
         for node in edit.all_nodes(model.graph) if known is not None else ():
-            source = node.inputs[0].producer() if edit.is_op(node, "Conv") and node.inputs[0] else None
+            source = edit.maker_of(node.inputs[0]) if edit.is_op(node, "Conv") else None
             window = window_of(node) if edit.is_op(source, "Resize", "Concat") else None
             if known is None or source is None or window is None:
                 continue

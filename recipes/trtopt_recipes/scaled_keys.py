@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import attention_of, only_user
-from trtopt.graph.views import is_move
+from trtopt.graph.attention import attentions_of
+from trtopt.graph.views import is_move, scaled_by
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _SMALLEST = 2.0**-14
@@ -44,13 +44,8 @@ class ScaledKeys:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Attentions whose keys are scaled."""
-        matches, opset = [], model.graph.opset_imports.get("", 1)
-        for node in edit.all_nodes(model.graph):
-            found = attention_of(node, opset) if edit.is_op(node, "Softmax") else None
-            scale = None if found is None else _scaled_keys(found.scores)
-            if found is not None and scale is not None:
-                matches.append(Match((found.scores, scale[0], *found.nodes[2:])))
-        return Findings(tuple(matches))
+        pairs = [(found, _scaled_keys(found.scores)) for found in attentions_of(model)]
+        return Findings(tuple(Match((at.scores, scale[0], *at.nodes[2:])) for at, scale in pairs if scale is not None))
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Scale the queries of one attention."""
@@ -72,9 +67,7 @@ class ScaledKeys:
 def _scaled_keys(scores: ir.Node) -> _Scale | None:
     """What scales the keys of a product behind more than moves; None where nothing does, or queries cannot take it."""
     value = scores.inputs[1]
-    while value is not None and only_user(value) is not None and (turn := value.producer()) is not None:
-        if not edit.is_op(turn, "Transpose"):
-            break
+    while edit.is_op(turn := edit.only_maker(value), "Transpose"):
         value = turn.inputs[0]
     found, own = _scaled(value), _scaled(scores.inputs[0])
     if (
@@ -98,11 +91,8 @@ def _is_projection(value: ir.Value) -> bool:
 
 def _scaled(value: ir.Value | None) -> _Scale | None:
     """How a value that is used once is something else times one number."""
-    node = value.producer() if value is not None else None
-    if value is None or node is None or only_user(value) is None or not edit.is_op(node, "Mul"):
+    node = edit.only_maker(value)
+    found = scaled_by(node) if edit.is_op(node, "Mul") else None
+    if node is None or found is None or found[1].size != 1 or found[1].ndim > 1:
         return None
-    for source, factor in (node.inputs, reversed(node.inputs)):
-        number = edit.constant_of(factor)
-        if source is not None and number is not None and number.size == 1 and number.ndim < 2:
-            return node, source, number.reshape(())
-    return None
+    return node, found[0], found[1].reshape(())

@@ -18,6 +18,7 @@ from trtopt.graph.conv import (
     why_not_constant,
     why_not_fit,
 )
+from trtopt.graph.views import scaled_by
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _LARGEST = 16.0
@@ -70,7 +71,7 @@ class ScaledResidual:
             edit.Names(model), conv, scale_outputs(conv, weight, 1 / factors), bias / factors if has_bias else None
         )
         edit.tag(conv, self.name)
-        data, constant = _parts(scale)
+        data, constant = scale.inputs if edit.constant_of(scale.inputs[0]) is None else reversed(scale.inputs)
         splice = edit.Splice(model, add, self.name)
         total = splice.op("Add", data, conv.outputs[0])
         splice.finish(splice.op(scale.op_type, total, constant))
@@ -83,26 +84,17 @@ def _operands(add: ir.Node) -> tuple[ir.Node, ir.Node] | None:
     if not edit.is_op(add, "Add"):
         return None
     makers = [value.producer() for value in add.inputs if value is not None and sole_user(value) is add]
-    scale = next((node for node in makers if node is not None and _parts(node)[1] is not None), None)
+    scale = next((node for node in makers if node is not None and scaled_by(node) is not None), None)
     conv = next((node for node in makers if edit.is_op(node, "Conv", "ConvTranspose")), None)
     return (scale, conv) if scale is not None and conv is not None else None
 
 
-def _parts(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None]:
-    """What is multiplied or divided by a constant, and the constant."""
-    for index in (1, 0) if edit.is_op(node, "Mul") else (1,) if edit.is_op(node, "Div") else ():
-        data, constant = node.inputs[1 - index], node.inputs[index]
-        if edit.constant_of(constant) is not None and edit.constant_of(data) is None:
-            return data, constant
-    return None, None
-
-
 def _factors(scale: ir.Node, conv: ir.Node) -> np.ndarray | None:
     """The factor of each channel, in FP64; None where the constant is not one per channel."""
-    constant, weight = edit.constant_of(_parts(scale)[1]), edit.constant_of(edit.input_of(conv, 1))
-    if constant is None or weight is None or constant.ndim > weight.ndim:
+    scaled, weight = scaled_by(scale), edit.constant_of(edit.input_of(conv, 1))
+    if scaled is None or weight is None or scaled[1].ndim > weight.ndim:
         return None
-    factors = per_channel(constant, output_channels(conv, weight), weight.ndim)
+    factors = per_channel(scaled[1], output_channels(conv, weight), weight.ndim)
     with np.errstate(divide="ignore"):
         return factors if factors is None or scale.op_type == "Mul" else 1 / factors
 
@@ -117,7 +109,7 @@ def _why_not(scale: ir.Node, conv: ir.Node) -> str:
     size = np.abs(factors)
     if not (np.isfinite(size).all() and size.min(initial=1) >= 1 / _LARGEST and size.max(initial=1) <= _LARGEST):
         return f"a factor is below 1/{_LARGEST:g} or above {_LARGEST:g}"
-    dtype = np.asarray(edit.constant_of(conv.inputs[1])).dtype
+    dtype = edit.array_of(conv.inputs[1]).dtype
     weight, bias = weight_and_bias(conv)
     new = scale_outputs(conv, weight, 1 / factors)
     return why_not_fit(new, dtype, weight) or why_not_fit(bias / factors, dtype, bias)

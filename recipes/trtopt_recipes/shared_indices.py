@@ -55,7 +55,7 @@ class SharedIndices:
             return Refusal(match.label, "it was changed by a rewrite before")
         splice, like = edit.Splice(model, node, self.name), node.outputs[0]
         if place.shape:
-            shape = splice.constant(np.asarray(place.shape, np.int64), like, "shape")
+            shape = splice.ints(place.shape, like, "shape")
             data = splice.fresh("Reshape", data, shape, like=data)
         table = splice.constant(place.table, like, "table")
         splice.finish(splice.op("Gather", data, table, attributes={"axis": place.first}, like=like))
@@ -82,7 +82,7 @@ def _place(known: Dimensions, node: ir.Node) -> _Place | None:
     index = index.reshape((1,) * (len(dims) - index.ndim) + index.shape)
     used = [at for at in range(len(dims)) if at == axis or dims[at] != made[at] or _differs(index, at)]
     first, last = used[0], used[-1] + 1
-    sizes, taken = _numbers(dims[first:last]), _numbers(made[first:last])
+    sizes, taken = edit.numbers_of(dims[first:last]), edit.numbers_of(made[first:last])
     shape = _flat(dims, first, last) if last - first > 1 else ()
     repeats = any(dim != 1 for dim in (*dims[:first], *dims[last:]))
     if sizes is None or taken is None or shape is None or not repeats or 0 in (*sizes, *taken):
@@ -100,8 +100,8 @@ def _place(known: Dimensions, node: ir.Node) -> _Place | None:
 
 def _constant(value: ir.Value | None) -> np.ndarray | None:
     """What a constant holds, before an Expand repeats it."""
-    maker = None if value is None else value.producer()
-    return edit.constant_of(maker.inputs[0] if maker is not None and edit.is_op(maker, "Expand") else value)
+    maker = edit.maker_of(value)
+    return edit.constant_of(maker.inputs[0] if edit.is_op(maker, "Expand") else value)
 
 
 def _differs(index: np.ndarray, axis: int) -> bool:
@@ -109,12 +109,9 @@ def _differs(index: np.ndarray, axis: int) -> bool:
     return index.shape[axis] != 1 and not np.array_equal(index, np.broadcast_to(index.take([0], axis), index.shape))
 
 
-def _numbers(dims: Sequence[Dim]) -> tuple[int, ...] | None:
-    sizes = [dim for dim in dims if isinstance(dim, int)]
-    return tuple(sizes) if len(sizes) == len(dims) else None
-
-
 def _flat(dims: Sequence[Dim], first: int, last: int) -> tuple[int, ...] | None:
     """The shape in which some axes are one: those before are copied, of those behind one may be open."""
     behind = [dim if isinstance(dim, int) else -1 for dim in dims[last:]]
-    return (*(0,) * first, math.prod(_numbers(dims[first:last]) or (0,)), *behind) if behind.count(-1) < 2 else None
+    return (
+        (*(0,) * first, math.prod(edit.numbers_of(dims[first:last]) or (0,)), *behind) if behind.count(-1) < 2 else None
+    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
+from trtopt.graph.attention import is_over_last
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -55,27 +55,22 @@ def _difference(softmax: ir.Node, opset: int) -> ir.Node | None:
     """The Sub of the largest score before a Softmax over the last axis."""
     value = softmax.inputs[0]
     rank = 0 if value is None or value.shape is None else len(value.shape)
-    if not rank or edit.int_attribute(softmax, "axis", -1 if opset >= 13 else 1) % rank != rank - 1:
+    if not rank or not is_over_last(softmax, opset):
         return None
-    node = _maker(value)
-    if node is not None and edit.is_op(node, "Mul", "Div"):
+    node = edit.only_maker(value)
+    if edit.is_op(node, "Mul", "Div"):
         factors = [edit.constant_tensor_of(each) for each in node.inputs]
         data = [each for each, factor in zip(node.inputs, factors, strict=True) if factor is None or factor.size != 1]
         is_divided = node.op_type == "Mul" or factors[0] is None
-        node = _maker(data[0]) if len(data) == 1 and is_divided else None
-    if node is None or not edit.is_op(node, "Sub") or node.inputs[1] is None:
+        node = edit.only_maker(data[0]) if len(data) == 1 and is_divided else None
+    if not edit.is_op(node, "Sub") or node.inputs[1] is None:
         return None
     largest, over = node.inputs[1].producer(), []
-    if edit.is_op(largest, "Unsqueeze") and largest is not None and largest.inputs[0] is not None:
+    if edit.is_op(largest, "Unsqueeze") and largest.inputs[0] is not None:
         over.append(edit.axes_of(largest))
         largest = largest.inputs[0].producer()
-    if largest is None or not edit.is_op(largest, "ReduceMax") or largest.inputs[0] is not node.inputs[0]:
+    if not edit.is_op(largest, "ReduceMax") or largest.inputs[0] is not node.inputs[0]:
         return None
     over.append(edit.axes_of(largest))
     keeps = edit.int_attribute(largest, "keepdims", 1) == len(over) % 2
     return node if keeps and all([axis % rank for axis in axes or ()] == [rank - 1] for axes in over) else None
-
-
-def _maker(value: ir.Value | None) -> ir.Node | None:
-    """What makes a value that is used once and is no output."""
-    return None if value is None or only_user(value) is None else value.producer()

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
@@ -104,21 +103,17 @@ def _entry(splice: edit.Splice, node: ir.Node, axis: int, index: int, parts: Seq
     bare = _before_unsqueeze(parts[index], axis) if parts and not keeps else None
     if bare is not None:
         return bare
-    ends = [_integer(splice, node, each) for each in (index, index + 1, axis)] if not parts else []
+    ends = [splice.ints([each], node.outputs[0], "entry") for each in (index, index + 1, axis)] if not parts else []
     if keeps:
         return parts[index] if parts else splice.op("Slice", node.inputs[0], *ends)
     entry = parts[index] if parts else splice.fresh("Slice", node.inputs[0], *ends)
-    return splice.op("Squeeze", entry, _integer(splice, node, axis))
-
-
-def _integer(splice: edit.Splice, node: ir.Node, number: int) -> ir.Value:
-    return splice.constant(np.asarray([number], np.int64), node.outputs[0], "entry")
+    return splice.op("Squeeze", entry, splice.ints([axis], node.outputs[0], "entry"))
 
 
 def _parts(node: ir.Node, axis: int) -> tuple[ir.Value, ...]:
     """The single entries along an axis that what a node reduces is stacked of; none where it is not."""
-    maker = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if maker is None or not edit.is_op(maker, "Concat"):
+    maker = edit.maker_of(node.inputs[0])
+    if not edit.is_op(maker, "Concat"):
         return ()
     parts = tuple(value for value in maker.inputs if value is not None)
     along, dims = edit.int_attribute(maker, "axis", 0), [edit.dims_of_value(part) or () for part in parts]
@@ -128,7 +123,7 @@ def _parts(node: ir.Node, axis: int) -> tuple[ir.Value, ...]:
 def _before_unsqueeze(value: ir.Value, axis: int) -> ir.Value | None:
     """What an Unsqueeze gave an axis; None where none gave just that."""
     maker, dims = value.producer(), edit.dims_of_value(value) or ()
-    axes = edit.axes_of(maker) if maker is not None and edit.is_op(maker, "Unsqueeze") else None
+    axes = edit.axes_of(maker) if edit.is_op(maker, "Unsqueeze") else None
     return maker.inputs[0] if maker is not None and axes in ((axis,), (axis - len(dims),)) else None
 
 
@@ -139,7 +134,7 @@ def _root(value: ir.Value | None, roots: dict[ir.Value, ir.Value]) -> ir.Value |
     while source is not None and source not in roots:
         path.append(source)
         maker = source.producer()
-        inputs = maker.inputs if maker is not None and edit.is_op(maker, *edit.ELEMENTWISE) else ()
+        inputs = maker.inputs if edit.is_op(maker, *edit.ELEMENTWISE) else ()
         source = next((each for each in inputs if _is_as_large(each, path[-1])), None)
     if source is None and not path:
         return None

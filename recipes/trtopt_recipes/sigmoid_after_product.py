@@ -7,8 +7,16 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.attention import only_user
-from trtopt.graph.edit import Splice, all_nodes, constant_tensor_of, input_of, is_op, string_attribute
+from trtopt.graph.edit import (
+    Splice,
+    all_nodes,
+    constant_tensor_of,
+    input_of,
+    is_op,
+    maker_of,
+    only_user,
+    string_attribute,
+)
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _LINEAR = -2 * math.sqrt(2 / math.pi)
@@ -45,17 +53,17 @@ class SigmoidAfterProduct:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """The sigmoids behind products, each with what lies between and what it is multiplied by."""
-        matches, refusals = [], []
+        places = []
         for node in all_nodes(model.graph):
             between = _behind_product(node, node.inputs[0]) if is_op(node, "Sigmoid") else _gated(node)
             if between is None:
                 continue
-            if target.backend == "tensorrt":
-                refusals.append(Refusal(str(node.name), "TensorRT has the activation in the kernel of the product"))
-                continue
             user = only_user(node.outputs[0])
-            matches.append(Match(tuple(dict.fromkeys((node, *between, *([] if user is None else [user]))))))
-        return Findings(tuple(matches), tuple(refusals))
+            nodes = dict.fromkeys((node, *between, *([] if user is None else [user])))
+            is_fused = target.backend == "tensorrt"
+            reason = "TensorRT has the activation in the kernel of the product" if is_fused else ""
+            places.append((Match(tuple(nodes)), reason))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Rewrite one activation."""
@@ -79,7 +87,7 @@ def _gated(gelu: ir.Node) -> tuple[ir.Node, ...] | None:
     if not is_op(gelu, "Gelu") or string_attribute(gelu, "approximate", "none") != "tanh":
         return None
     gate = only_user(gelu.outputs[0])
-    if gate is None or not is_op(gate, "Mul"):
+    if not is_op(gate, "Mul"):
         return None
     others = [value for value in gate.inputs if value is not gelu.outputs[0]]
     both = [_behind_product(gelu, value) for value in (gelu.inputs[0], *others)]
@@ -94,15 +102,15 @@ def _behind_product(sigmoid: ir.Node, value: ir.Value | None) -> tuple[ir.Node, 
         return None
     nodes: list[ir.Node] = []
     for kinds in (("Mul",), ("Slice", "Split"), ("Add",)):
-        node = value.producer() if value is not None else None
-        if node is not None and is_op(node, *kinds):
+        node = maker_of(value)
+        if is_op(node, *kinds):
             operands = [item for item in node.inputs if item is not None and constant_tensor_of(item) is None]
             if len(operands) != 1 or node.graph is not sigmoid.graph:
                 return None
             nodes.append(node)
             value = operands[0]
-    product = value.producer() if value is not None else None
-    is_product = product is not None and is_op(product, "MatMul", "Gemm") and product.graph is sigmoid.graph
+    product = maker_of(value)
+    is_product = is_op(product, "MatMul", "Gemm") and product.graph is sigmoid.graph
     if product is None or not is_product or constant_tensor_of(input_of(product, 1)) is None:
         return None
     return (*nodes, product)

@@ -93,7 +93,7 @@ class SplitAfterConv:
         """Replace one convolution by one per part."""
         value = match.nodes[0].inputs[0]
         region = None if value is None else _region(value)
-        anchor = None if value is None else value.producer()
+        anchor = edit.maker_of(value)
         if not isinstance(region, _Region) or anchor is None or anchor.graph is None:
             return Refusal(match.label, "it was changed by a rewrite before")
         names, renamed = edit.Names(model), []
@@ -209,7 +209,7 @@ def _why_not(value: ir.Value, conv: ir.Node, elementwise: list[ir.Node], splits:
     if edit.int_attribute(conv, "group", 1) != 1:
         return f"{conv.name} has groups"
     inside = {id(node) for node in (conv, *elementwise)}
-    rank = np.asarray(edit.constant_of(conv.inputs[1])).ndim
+    rank = edit.array_of(conv.inputs[1]).ndim
     for node in (conv, *elementwise):
         output = node.outputs[0]
         if output.is_graph_output():

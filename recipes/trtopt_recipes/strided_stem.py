@@ -70,13 +70,9 @@ class StridedStem:
         cut = [each for pair in zip(counts, window.strides, strict=True) for each in pair]
         axes, shapes = len(sizes), ([0, weight.shape[1], *cut], [0, channels, *counts])
         perm = [0, 1, *range(3, 3 + 2 * axes, 2), *range(2, 2 + 2 * axes, 2)]
-        value = _like(
-            source, splice.op("Reshape", source, splice.constant(np.asarray(shapes[0], np.int64), output, "cut"))
-        )
+        value = _like(source, splice.op("Reshape", source, splice.ints(shapes[0], output, "cut")))
         value = _like(source, splice.op("Transpose", value, attributes={"perm": perm}))
-        value = _like(
-            source, splice.op("Reshape", value, splice.constant(np.asarray(shapes[1], np.int64), output, "blocks"))
-        )
+        value = _like(source, splice.op("Reshape", value, splice.ints(shapes[1], output, "blocks")))
         value.shape = ir.Shape([source.shape[0], *shapes[1][1:]])
 
         kernel, pads = _in_blocks(window, sizes)
@@ -95,9 +91,7 @@ def _like(source: ir.Value, value: ir.Value) -> ir.Value:
 def _sizes(node: ir.Node) -> list[int]:
     """The sizes of the input along the axes of the kernel; none where one is not known."""
     source = node.inputs[0]
-    dims = () if source is None or source.shape is None else source.shape[2:]
-    sizes = [size for size in dims if isinstance(size, int)]
-    return sizes if len(sizes) == len(dims) else []
+    return [] if source is None or source.shape is None else list(edit.numbers_of(source.shape[2:]) or ())
 
 
 def _why_not(node: ir.Node) -> str:

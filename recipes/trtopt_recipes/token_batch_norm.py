@@ -64,15 +64,15 @@ def _matches(norm: ir.Node) -> bool:
     if data is None or data.shape is None or data.dtype is None:
         return False
     producer = data.producer()
-    perm = edit.ints_attribute(producer, "perm") if producer is not None and edit.is_op(producer, "Transpose") else None
+    perm = edit.ints_attribute(producer, "perm") if edit.is_op(producer, "Transpose") else None
     return (perm is not None and len(perm) > 1 and perm[1] != 1) or _flattening(norm) is not None
 
 
 def _flattening(norm: ir.Node) -> ir.Node | None:
     """The Reshape before a BatchNormalization that merges all axes but the last, which are the channels."""
     data = norm.inputs[0]
-    node = data.producer() if data is not None else None
-    source = node.inputs[0] if node is not None and edit.is_op(node, "Reshape") else None
+    node = edit.maker_of(data)
+    source = node.inputs[0] if edit.is_op(node, "Reshape") else None
     before, after = edit.dims_of_value(source) or (), edit.dims_of_value(data) or ()
     is_flat = len(after) == _ROWS < len(before) and before[-1] == after[-1] and isinstance(after[-1], int)
     return node if is_flat else None

@@ -62,7 +62,7 @@ class TokenMixing:
         if source is None or set(_region(start, order) or ()) != set(nodes):
             return Refusal(match.label, "it was changed by a rewrite before")
         splice = edit.Splice(model, start, self.name)
-        axis = splice.constant(np.asarray([3], np.int64), start.outputs[0], "axis")
+        axis = splice.ints([3], start.outputs[0], "axis")
         made = {start.outputs[0]: splice.fresh("Unsqueeze", source, axis)}
         for node in nodes[1:]:
             output = node.outputs[0]

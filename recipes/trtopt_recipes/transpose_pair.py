@@ -72,7 +72,7 @@ def _chain(last: ir.Node) -> list[ir.Node]:
     found, single = [last], 1
     while len(found) < _LONGEST:
         value = found[-1].inputs[0]
-        node = value.producer() if value is not None else None
+        node = edit.maker_of(value)
         if value is None or node is None or node.graph is not last.graph or not _is_transpose(node):
             break
         if len(value.uses()) == 1 and not value.is_graph_output() and single == len(found):

@@ -10,7 +10,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _STAND_INS = (2, 3)
@@ -178,7 +177,7 @@ def _into_windows(residual: ir.Value, user: ir.Node) -> tuple[tuple[ir.Node, ...
     value, node = residual, user
     while _is_rowwise(node) and node.inputs[_data_index(node)] is value:
         before.append(node)
-        value, following = node.outputs[0], only_user(node.outputs[0])
+        value, following = node.outputs[0], edit.only_user(node.outputs[0])
         if following is None:
             break
         node = following
@@ -194,7 +193,7 @@ def _rowwise_before(value: ir.Value) -> tuple[ir.Node, ...]:
     found: list[ir.Node] = []
     current: ir.Value | None = value
     while current is not None and (node := current.producer()) is not None:
-        if only_user(current) is None or not _is_rowwise(node):
+        if edit.only_user(current) is None or not _is_rowwise(node):
             break
         found.insert(0, node)
         current = node.inputs[_data_index(node)]
@@ -220,7 +219,7 @@ def _step_from(value: ir.Value, first: ir.Node | None) -> _Step | None:
     if value.is_graph_output() and first is None:
         return None
     if edit.is_op(users[0] if users else None, "Slice"):
-        joined = only_user(users[0].outputs[0])
+        joined = edit.only_user(users[0].outputs[0])
         step = None if joined is None else _step_at(joined)
     else:
         step = _step_at(users[0]) if len(users) == 1 else None
@@ -256,14 +255,14 @@ def _step_at(node: ir.Node) -> _Step | None:
 
 def _roll(concat: ir.Node) -> _Step | None:
     """A Concat of the end and the start of one value, along an axis before the last."""
-    slices = [None if value is None else value.producer() for value in concat.inputs]
+    slices = [edit.maker_of(value) for value in concat.inputs]
     rank = 0 if concat.outputs[0].shape is None else len(concat.outputs[0].shape)
     axis = edit.int_attribute(concat, "axis", 0)
     if len(slices) != 2 or rank < 2 or axis % rank == rank - 1:
         return None
     axis, parts = axis % rank, []
     for part in slices:
-        if part is None or not edit.is_op(part, "Slice") or only_user(part.outputs[0]) is not concat:
+        if not edit.is_op(part, "Slice") or edit.only_user(part.outputs[0]) is not concat:
             return None
         operands = [edit.constant_of(edit.input_of(part, index)) for index in (1, 2, 3)]
         steps = edit.constant_of(edit.input_of(part, 4))

@@ -321,7 +321,6 @@ def compare_tensors(
     reference: ir.Model,
     optimized: ir.Model,
     samples: Iterable[Feeds],
-    names: Sequence[str] | None = None,
     *,
     max_samples: int = 8,
     on_event: OnEvent = ignore,
@@ -334,13 +333,13 @@ def compare_tensors(
         reference: The FP32 graph.
         optimized: What :func:`trtopt.accuracy.emulation.fp32_emulation` made of the optimized graph.
         samples: The first ``max_samples`` of them are used.
-        names: The tensors, each computed in both main graphs; default :func:`common_tensors`.
 
     Returns:
-        By tensor name, in graph order.
+        By the name of each tensor of :func:`common_tensors`, in graph order.
     """
     chosen = list(itertools.islice(samples, max_samples))
-    chunks = list(_chunks(common_tensors(reference, optimized) if names is None else names, _TENSORS_PER_PASS))
+    names = common_tensors(reference, optimized)
+    chunks = [names[start : start + _TENSORS_PER_PASS] for start in range(0, len(names), _TENSORS_PER_PASS)]
     on_event(Event("start", "compare tensors", total=len(chunks)))
     result: dict[str, OutputAccuracy] = {}
     for chunk in chunks:
@@ -349,11 +348,6 @@ def compare_tensors(
         on_event(Event("advance", "compare tensors"))
     on_event(Event("end", "compare tensors"))
     return result
-
-
-def _chunks(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
 
 
 def first_bad(optimized: ir.Model, tensors: Mapping[str, OutputAccuracy]) -> str | None:

@@ -120,7 +120,7 @@ def _is_named(value: ir.Value) -> bool:
     """Whether a tensor is of no floats, or was before it was cast and moved."""
     while _may_be_float(value):
         node = value.producer()
-        if node is None or not edit.is_op(node, *_MOVES) or node.inputs[0] is None:
+        if not edit.is_op(node, *_MOVES) or node.inputs[0] is None:
             return False
         value = node.inputs[0]
     return True

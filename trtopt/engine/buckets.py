@@ -152,7 +152,7 @@ def choose(histogram: Mapping[Shapes, int], time_of: Callable[[ShapeMap], float]
         time_of: Predicted microseconds of a request of these shapes; at least that of smaller ones.
         most: How many buckets there may be.
     """
-    least = dict(_low(list(histogram)))
+    least = dict(_ends(list(histogram), min))
     histogram = filled(histogram)
     varied = _varied(histogram)
     requests = _rounded(histogram, min(_MOST_SIZES, int(_MOST_CORNERS ** (1 / max(varied, 1)))))
@@ -236,7 +236,7 @@ def _corners(requests: Iterable[Shapes]) -> list[Shapes]:
     """The smallest shapes that hold some of the requests together; the last one holds all."""
     found: set[Shapes] = set()
     for shapes in requests:
-        found |= {shapes, *(_high([shapes, other]) for other in found)}
+        found |= {shapes, *(_ends([shapes, other], max) for other in found)}
     return sorted(found, key=lambda corner: (_elements(corner), corner))
 
 
@@ -253,14 +253,6 @@ def _behind(before: ShapeMap, least: ShapeMap, high: ShapeMap) -> ShapeMap:
         )
         for name, dims in high.items()
     }
-
-
-def _high(shapes: Sequence[Shapes]) -> Shapes:
-    return _ends(shapes, max)
-
-
-def _low(shapes: Sequence[Shapes]) -> Shapes:
-    return _ends(shapes, min)
 
 
 def _ends(shapes: Sequence[Shapes], end: Callable[[Iterator[int]], int]) -> Shapes:

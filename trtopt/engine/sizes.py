@@ -186,7 +186,7 @@ class _Sizes:
         """What the nodes before and behind the layer's compute."""
         for node in self._of(layer):
             for value in node.inputs:
-                producer = value.producer() if value is not None else None
+                producer = edit.maker_of(value)
                 yield from self._computed(producer.inputs if producer is not None else ())
             for value in node.outputs:
                 for user, _ in value.uses():

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import constant_of, constant_tensor_of, input_of, int_attribute, is_op
+from trtopt.graph.edit import (
+    all_nodes,
+    constant_of,
+    constant_tensor_of,
+    input_of,
+    int_attribute,
+    is_op,
+    maker_of,
+    only_user,
+)
 from trtopt.graph.views import Sizes, is_move, is_pass, moved
 
 _DEPTH = 24
@@ -82,11 +92,15 @@ def _scaled(array: np.ndarray, factor: float) -> np.ndarray:
     return np.broadcast_to(array[index] * factor, array.shape)
 
 
+def is_over_last(softmax: ir.Node, opset: int) -> bool:
+    """Whether a Softmax is over the last axis."""
+    value, axis = softmax.inputs[0], int_attribute(softmax, "axis", -1 if opset >= 13 else 1)
+    return axis == -1 or (value is not None and value.shape is not None and axis == len(value.shape) - 1)
+
+
 def attention_of(softmax: ir.Node, opset: int) -> Attention | None:
     """The attention around a Softmax; None where there is none, or it is not over the last axis."""
-    rank = len(softmax.inputs[0].shape) if softmax.inputs[0] is not None and softmax.inputs[0].shape is not None else 0
-    axis = int_attribute(softmax, "axis", -1 if opset >= 13 else 1)
-    if not rank or axis % rank != rank - 1:
+    if softmax.inputs[0] is None or not softmax.inputs[0].shape or not is_over_last(softmax, opset):
         return None
     between: list[ir.Node] = []
     scores = _product_behind(softmax.inputs[0], between, _DEPTH)
@@ -101,16 +115,19 @@ def attention_of(softmax: ir.Node, opset: int) -> Attention | None:
         after.append(node)
         value = node.outputs[0]
         node = only_user(value)
-    if node is None or not is_op(node, "MatMul") or node.inputs[0] is not value:
+    if not is_op(node, "MatMul") or node.inputs[0] is not value:
         return None
     hindrance = hindrance or next((reason for step in between if (reason := _changes_shift(step))), "")
     return Attention(softmax, scores, tuple(reversed(between)), tuple(after), node, hindrance)
 
 
-def only_user(value: ir.Value) -> ir.Node | None:
-    """The node that uses ``value``, None where it has none or several uses, or is a graph output."""
-    users = tuple(value.uses())
-    return users[0].node if len(users) == 1 and not value.is_graph_output() else None
+def attentions_of(model: ir.Model) -> Iterator[Attention]:
+    """Every attention of a model, nested graphs included."""
+    opset = model.graph.opset_imports.get("", 1)
+    for node in all_nodes(model.graph):
+        found = attention_of(node, opset) if is_op(node, "Softmax") else None
+        if found is not None:
+            yield found
 
 
 def _product_behind(value: ir.Value | None, nodes: list[ir.Node], depth: int) -> ir.Node | None:
@@ -118,7 +135,7 @@ def _product_behind(value: ir.Value | None, nodes: list[ir.Node], depth: int) ->
 
     Every value on the way has one user and is no output.
     """
-    node = value.producer() if value is not None else None
+    node = maker_of(value)
     if node is None or value is None or depth == 0 or only_user(value) is None:
         return None
     if is_op(node, "MatMul"):

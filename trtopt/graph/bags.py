@@ -50,9 +50,9 @@ def write_out_bags(model: ir.Model) -> int:
     for loop, plan in reversed(plans):  # the last first: it may read what one before it makes
         splice = edit.Splice(model, plan.joined, "embedding-bag")
         rows = _all_rows(splice, plan.rows)
-        shape = splice.constant(np.asarray([-1, plan.length, plan.rows.width], np.int64), rows, "shape")
+        shape = splice.ints([-1, plan.length, plan.rows.width], rows, "shape")
         bags = splice.fresh("Reshape", rows, shape, like=rows)
-        axes = splice.constant(np.asarray([1], np.int64), rows, "axes")
+        axes = splice.ints([1], rows, "axes")
         made = splice.op(plan.reduction, bags, axes, attributes={"keepdims": 0}, like=plan.output)
         edit.replace_value(plan.output, made)
         for node in dict.fromkeys((plan.joined, loop)):
@@ -145,30 +145,30 @@ def _plan(loop: ir.Node, known: Dimensions) -> _Plan | None:
 
 def _offsets(value: ir.Value | None, known: Dimensions) -> _Offsets | None:
     """Where bags of one length begin, and the last ends."""
-    array, node = edit.constant_of(value), value.producer() if value is not None else None
+    array, node = edit.constant_of(value), edit.maker_of(value)
     if array is not None:
         apart = array if array.size == 1 else np.diff(array)  # of one number, that is the end of the only bag
         lengths = set(apart.tolist()) if array.ndim == 1 and array.dtype.kind == "i" else set()
         length = int(lengths.pop()) if len(lengths) == 1 else 0
         is_even = length > 0 and array[0] >= 0 and array[0] % length == 0
         return _Offsets(length, int(array[-1]), int(array[0]) // length) if is_even else None
-    if edit.is_op(node, "Slice") and node is not None:
+    if edit.is_op(node, "Slice"):
         found = _offsets(node.inputs[0], known)
         start, end, axes, steps = (known.held(edit.input_of(node, index)) for index in (1, 2, 3, 4))
         is_rest = start == (1,) and end is not None and isinstance(end[0], int) and end[0] >= 2**31 - 1
         plain = axes in (None, (0,)) and steps in (None, (1,)) and (found is not None and found.first == 0)
         return replace(found, first=1) if found is not None and is_rest and plain else None
-    if not edit.is_op(node, "Concat") or node is None or len(node.inputs) != 2:
+    if not edit.is_op(node, "Concat") or len(node.inputs) != 2:
         return None
     begins, total = node.inputs[0], known.held(node.inputs[1])
-    found, span = _offsets(begins, known), begins.producer() if begins is not None else None
+    found, span = _offsets(begins, known), edit.maker_of(begins)
     if total is None or len(total) != 1 or total[0] is None:
         return None
     if found is not None and isinstance(found.total, int) and found.first == 0:
         return _Offsets(found.length, total[0]) if found.total + found.length == total[0] else None
-    if edit.is_op(span, "Cast") and span is not None and span.inputs[0] is not None:  # of int32 numbers
+    if edit.is_op(span, "Cast") and span.inputs[0] is not None:  # of int32 numbers
         span = span.inputs[0].producer()
-    if not edit.is_op(span, "Range") or span is None:
+    if not edit.is_op(span, "Range"):
         return None
     start, limit, step = (known.held(each) for each in span.inputs)
     if start != (0,) or limit != total or step is None or not isinstance(step[0], int) or step[0] <= 0:
@@ -199,10 +199,10 @@ class _Reader:
     def _is_bags(self, value: ir.Value) -> bool:
         """Whether a value is the number of bags, or that of the offsets but the first."""
         taken = value.producer()
-        shape = taken.inputs[0].producer() if edit.is_op(taken, "Gather") and taken and taken.inputs[0] else None
+        shape = edit.maker_of(taken.inputs[0]) if edit.is_op(taken, "Gather") else None
         if self._known.held(value) == (self._bags,):
             return True
-        if not edit.is_op(shape, "Shape") or shape is None or taken is None:
+        if not edit.is_op(shape, "Shape") or taken is None:
             return False
         return self._known.held(taken.inputs[1]) == (0,) and _offsets(shape.inputs[0], self._known) == replace(
             self._offsets, first=1
@@ -215,7 +215,7 @@ class _Reader:
         (user, *others) = (user for user, _ in output.uses()) if output.uses() else (None,)
         fits = edit.is_op(user, "ConcatFromSequence") and not others and not output.is_graph_output()
         is_new = init is not None and edit.is_op(init.producer(), "SequenceEmpty")
-        appends = edit.is_op(insert, "SequenceInsert") and insert is not None and len(insert.inputs) == 2
+        appends = edit.is_op(insert, "SequenceInsert") and len(insert.inputs) == 2
         if not fits or user is None or not is_new or not appends or insert is None:
             return None, None
         flat = edit.int_attribute(user, "axis", 0) == 0 and edit.int_attribute(user, "new_axis", 0) == 0
@@ -224,7 +224,7 @@ class _Reader:
 
     def bag(self, value: ir.Value | None, last: bool) -> _Bag | None:
         """A bag reduced. ``last``: what is known of the last bag may be used."""
-        node = value.producer() if value is not None else None
+        node = edit.maker_of(value)
         if node is None or value is None:
             return None
         if edit.is_op(node, "If"):
@@ -246,7 +246,7 @@ class _Reader:
 
     def rows(self, value: ir.Value | None, last: bool) -> _Rows | None:
         """The rows of the bag of this step, before they are reduced."""
-        node = value.producer() if value is not None else None
+        node = edit.maker_of(value)
         if node is None or value is None:
             return None
         if edit.is_op(node, "If"):
@@ -292,9 +292,9 @@ class _Reader:
     def _branches(self, node: ir.Node, value: ir.Value, last: bool) -> list[tuple[ir.Value, bool]]:
         """What an If gives for ``value``, and whether only for the last bag: of one branch where it is known which."""
         test, index = edit.input_of(node, 0), node.outputs.index(value)
-        made = test.producer() if test is not None else None
+        made = edit.maker_of(test)
         then, other = (node.attributes[name].as_graph().outputs[index] for name in ("then_branch", "else_branch"))
-        if not edit.is_op(made, "Equal", "Greater") or made is None:
+        if not edit.is_op(made, "Equal", "Greater"):
             return []
         one, two = (self._count(each) for each in made.inputs)
         if one is None or two is None:
@@ -309,7 +309,7 @@ class _Reader:
         """What a tensor of one element holds."""
         if value in self._steps:
             return _Count(1, 0, 0)
-        node, held = value.producer() if value is not None else None, self._known.held(value)
+        node, held = edit.maker_of(value), self._known.held(value)
         dim = held[0] if held is not None and len(held) == 1 else None
         if isinstance(dim, int):
             return _Count(0, 0, dim)
@@ -317,12 +317,12 @@ class _Reader:
             (number, names), (one, others) = factors_of((dim,)), factors_of((self._bags,))
             if names == others and number % one == 0:
                 return _Count(0, number // one, 0)
-        if edit.is_op(node, *_SAME) and node is not None and value is not None and value.dtype in _COUNTING:
+        if edit.is_op(node, *_SAME) and value is not None and value.dtype in _COUNTING:
             return self._count(node.inputs[0])
-        if edit.is_op(node, "Add", "Sub") and node is not None:
+        if edit.is_op(node, "Add", "Sub"):
             first, second = (self._count(each) for each in node.inputs)
             return first.plus(second, 1 if node.op_type == "Add" else -1) if first and second else None
-        if edit.is_op(node, "Gather", "Slice") and node is not None:
+        if edit.is_op(node, "Gather", "Slice"):
             return self._begin(node)
         return None
 
@@ -364,7 +364,7 @@ def _one(found: set[_Found | None]) -> _Found | None:
 def _is_true(value: ir.Value) -> bool:
     """Whether a condition is a constant that is true."""
     node, array = value.producer(), edit.constant_of(value)
-    if array is None and edit.is_op(node, "Cast", "Identity") and node is not None:
+    if array is None and edit.is_op(node, "Cast", "Identity"):
         array = edit.constant_of(node.inputs[0])
     return array is not None and bool(array.all())
 
@@ -377,5 +377,5 @@ def _all_rows(splice: edit.Splice, rows: _Rows | ir.Value) -> ir.Value:
         return rows.source
     inputs = [_all_rows(splice, each) for each in rows.inputs]
     if rows.source.op_type == "Unsqueeze":
-        inputs.append(splice.constant(np.asarray([1], np.int64), inputs[0], "axes"))
+        inputs.append(splice.ints([1], inputs[0], "axes"))
     return splice.fresh(rows.source.op_type, *inputs, like=rows.source.outputs[0])

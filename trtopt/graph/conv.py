@@ -110,15 +110,22 @@ def why_not_constant(node: ir.Node) -> str:
     return ""
 
 
+def why_not_behind(node: ir.Node, producer: ir.Node) -> str:
+    """Why a node that reads what another makes cannot become part of it; empty where it can."""
+    value = producer.outputs[0]
+    if value.is_graph_output():
+        return f"the output of {producer.name} is a graph output"
+    if edit.only_user(value) is None:
+        return f"the output of {producer.name} is used elsewhere"
+    return "" if node.graph is producer.graph else f"{producer.name} is outside the nested graph"
+
+
 def weight_and_bias(node: ir.Node) -> tuple[np.ndarray, np.ndarray]:
     """Weight and bias (one per output channel) in float64, a Gemm's factors included.
 
     Both are constants: ask :func:`why_not_constant` first, else ValueError is raised.
     """
-    array, bias_array = edit.constant_of(edit.input_of(node, 1)), edit.constant_of(edit.input_of(node, 2))
-    if array is None:
-        raise ValueError(f"the weights of {node.name} are not constants")
-    weight = array.astype(np.float64)
+    weight, bias_array = edit.array_of(node.inputs[1]).astype(np.float64), edit.constant_of(edit.input_of(node, 2))
     bias = np.zeros(1) if bias_array is None else bias_array.astype(np.float64).reshape(-1)
     if node.op_type == "Gemm":
         weight = weight * edit.float_attribute(node, "alpha", 1.0)
@@ -206,13 +213,11 @@ def survives_half(array: np.ndarray) -> bool:
 
 def set_weights(names: edit.Names, node: ir.Node, weight: np.ndarray, bias: np.ndarray | None) -> None:
     """Give a node new weights of its weights' type, as constants named after its output; without bias for None."""
-    old, graph, output = edit.constant_of(edit.input_of(node, 1)), node.graph, node.outputs[0].name
-    if old is None or graph is None:
-        raise ValueError(f"{node.name} has no constant weights, or is in no graph")
+    dtype, graph, output = edit.array_of(node.inputs[1]).dtype, edit.graph_of(node), node.outputs[0].name
     node.resize_inputs(2 if bias is None else 3)
-    node.replace_input_with(1, edit.add_initializer(graph, names.value(f"{output}_weight"), weight.astype(old.dtype)))
+    node.replace_input_with(1, edit.add_initializer(graph, names.value(f"{output}_weight"), weight.astype(dtype)))
     if bias is not None:
-        node.replace_input_with(2, edit.add_initializer(graph, names.value(f"{output}_bias"), bias.astype(old.dtype)))
+        node.replace_input_with(2, edit.add_initializer(graph, names.value(f"{output}_bias"), bias.astype(dtype)))
     for name in ("alpha", "beta"):
         if node.op_type == "Gemm":
             node.attributes.pop(name, None)
@@ -247,15 +252,7 @@ def swap_nodes(names: edit.Names, first: ir.Node, second: ir.Node) -> tuple[ir.N
     return second, moved
 
 
-def used_once(value: ir.Value) -> bool:
-    """Whether one node input reads the value and nobody else does."""
-    return len(value.uses()) == 1 and not value.is_graph_output()
-
-
 def sole_user(value: ir.Value) -> ir.Node | None:
     """The one node that reads a value, in the graph that makes it; None where there are others, or a graph output."""
-    if not used_once(value):
-        return None
-    user = next(iter(value.uses())).node
-    producer = value.producer()
-    return user if producer is None or producer.graph is user.graph else None
+    user, producer = edit.only_user(value), value.producer()
+    return user if producer is None or user is None or producer.graph is user.graph else None

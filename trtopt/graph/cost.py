@@ -176,10 +176,10 @@ def is_eligible_for_int8(node: ir.Node) -> bool:
 def constant_weight(node: ir.Node) -> ir.TensorProtocol | None:
     """The constant weight of a Conv, ConvTranspose, Gemm or MatMul (its second input), through DequantizeLinear."""
     value = edit.input_of(node, 1)
-    producer = None if value is None else value.producer()
-    while producer is not None and edit.is_op(producer, "DequantizeLinear", "QuantizeLinear"):
+    producer = edit.maker_of(value)
+    while edit.is_op(producer, "DequantizeLinear", "QuantizeLinear"):
         value = producer.inputs[0]
-        producer = None if value is None else value.producer()
+        producer = edit.maker_of(value)
     return edit.constant_tensor_of(value)
 
 

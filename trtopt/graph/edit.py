@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -87,9 +88,25 @@ def values_read(node: ir.Node) -> list[ir.Value]:
     return [*(value for value in node.inputs if value is not None), *captured(node)]
 
 
-def is_op(node: ir.Node | None, *op_types: str) -> bool:
+def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
     """Whether ``node`` is one of these operators of the default ONNX domain."""
     return node is not None and node.domain == "" and node.op_type in op_types
+
+
+def maker_of(value: ir.Value | None) -> ir.Node | None:
+    """The node that makes a value; None where there is none."""
+    return None if value is None else value.producer()
+
+
+def only_user(value: ir.Value | None) -> ir.Node | None:
+    """The node that uses ``value``, None where it has none or several uses, or is a graph output."""
+    users = () if value is None or value.is_graph_output() else tuple(value.uses())
+    return users[0].node if len(users) == 1 else None
+
+
+def only_maker(value: ir.Value | None) -> ir.Node | None:
+    """The node that makes a value which is used once and is no graph output; None where there is none."""
+    return None if value is None or only_user(value) is None else value.producer()
 
 
 def int_attribute(node: ir.Node, name: str, default: int) -> int:
@@ -136,10 +153,13 @@ def input_of(node: ir.Node, index: int) -> ir.Value | None:
 
 def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
     """The shape of a value when every dimension is known, else None."""
-    if value is None or value.shape is None:
-        return None
-    dims = tuple(value.shape)
-    return tuple(int(dim) for dim in dims if isinstance(dim, int)) if all(isinstance(d, int) for d in dims) else None
+    return None if value is None or value.shape is None else numbers_of(tuple(value.shape))
+
+
+def numbers_of(dims: Sequence[object]) -> tuple[int, ...] | None:
+    """Dimensions when every one is known, else None."""
+    sizes = tuple(int(dim) for dim in dims if isinstance(dim, int))
+    return sizes if len(sizes) == len(dims) else None
 
 
 def dims_of_value(value: ir.Value | None) -> tuple[int | str | None, ...] | None:
@@ -165,7 +185,7 @@ def constant_tensor_of(value: ir.Value | None) -> ir.TensorProtocol | None:
         tensor = value.const_value
         return None if tensor is None or tensor.dtype == ir.DataType.STRING else tensor
     node = value.producer()
-    if node is None or not is_op(node, "Constant") or len(node.attributes) != 1:
+    if not is_op(node, "Constant") or len(node.attributes) != 1:
         return None
     attribute = next(iter(node.attributes.values()))
     if attribute.is_ref():
@@ -185,6 +205,14 @@ def constant_of(value: ir.Value | None) -> np.ndarray | None:
     """
     tensor = constant_tensor_of(value)
     return None if tensor is None else tensor.numpy()
+
+
+def array_of(value: ir.Value | None) -> np.ndarray:
+    """As :func:`constant_of`, of what is known to be a constant; raises ValueError where it is none."""
+    array = constant_of(value)
+    if array is None:
+        raise ValueError(f"{'nothing' if value is None else value.name} is no constant")
+    return array
 
 
 def add_initializer(graph: ir.Graph, name: str, array: np.ndarray | ir.TensorProtocol) -> ir.Value:
@@ -377,6 +405,10 @@ class Splice:
     def constant(self, array: np.ndarray, like: ir.Value, suffix: str) -> ir.Value:
         """A constant named after ``like``."""
         return add_initializer(self._graph, self.names.value(f"{like.name}_{suffix}"), array)
+
+    def ints(self, numbers: Sequence[object] | np.ndarray, like: ir.Value, suffix: str) -> ir.Value:
+        """A constant of integers, as shapes and axes are."""
+        return self.constant(np.asarray(numbers, np.int64), like, suffix)
 
     def finish(self, value: ir.Value) -> None:
         """Put ``value`` in the place of the first node's output, whose name it takes, and remove that node."""

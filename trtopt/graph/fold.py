@@ -267,7 +267,7 @@ def _listed(value: ir.Value) -> np.ndarray | None:
     parts: list[np.ndarray] = []
     for part in node.inputs:
         tensor = edit.constant_tensor_of(part)
-        maker = part.producer() if part is not None else None
+        maker = edit.maker_of(part)
         if (
             tensor is not None
             and tensor.dtype is ir.DataType.INT64
@@ -275,7 +275,7 @@ def _listed(value: ir.Value) -> np.ndarray | None:
             and tensor.size <= _LISTED
         ):
             parts.append(tensor.numpy().astype(object))
-        elif maker is not None and edit.is_op(maker, "Shape") and (dims := _dims_of_shape(maker)) is not None:
+        elif edit.is_op(maker, "Shape") and (dims := _dims_of_shape(maker)) is not None:
             parts.append(dims)
         else:
             return None

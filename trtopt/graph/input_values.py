@@ -90,7 +90,7 @@ def input_values(model: ir.Model) -> dict[str, InputValues]:
             found[name] = InputValues("lengths")
         elif latest := _latest(value):
             found[name] = InputValues("times", latest)
-        elif "mask" in name.lower() or any(_masks(node, index) for node, index, _ in uses):
+        elif "mask" in name.lower() or any(edit.is_op(node, *_MASKS) for node, index, _ in uses):
             found[name] = InputValues("padding" if _kept_by(value) == 0 else "mask")
     return found
 
@@ -170,8 +170,8 @@ def _frequency_behind(node: ir.Node, index: int, known: dict[ir.Value, float], d
     factor = 1.0
     if edit.is_op(node, "Mul", "Div") and index <= edit.is_op(node, "Mul"):
         other = node.inputs[1 - index]
-        maker = other.producer() if other is not None else None
-        repeated = maker is not None and edit.is_op(maker, "Expand")  # to the batch
+        maker = edit.maker_of(other)
+        repeated = edit.is_op(maker, "Expand")  # to the batch
         factor = _factor(node, edit.constant_of(maker.inputs[0] if maker is not None and repeated else other))
     elif not (edit.is_op(node, "Concat") or (index == 0 and edit.is_op(node, *_HANDED_ON))):
         return 0.0
@@ -253,12 +253,7 @@ def _first_axes(dims: _Dims | None, index: _Dims | None, batch: int) -> list[int
 
 def _dims_of_table(value: ir.Value | None) -> _Dims | None:
     """The shape of what is indexed; of quantized weights that of the integers."""
-    dims, node = edit.dims_of_value(value), None if value is None else value.producer()
-    if dims is None and node is not None and edit.is_op(node, "DequantizeLinear", "Cast", "Identity"):
+    dims, node = edit.dims_of_value(value), edit.maker_of(value)
+    if dims is None and edit.is_op(node, "DequantizeLinear", "Cast", "Identity"):
         dims = edit.dims_of_value(node.inputs[0])
     return dims
-
-
-def _masks(node: ir.Node, index: int) -> bool:
-    """Whether ``node`` keeps or drops elements by its input ``index``."""
-    return edit.is_op(node, *_MASKS)

@@ -55,11 +55,8 @@ def recurrent_of(node: ir.Node) -> Recurrent:
     """The sizes of a recurrent node that :func:`why_not_plain` has nothing against."""
     direction = edit.string_attribute(node, "direction", "forward")
     reverse = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[direction]
-    weights = edit.constant_tensor_of(edit.input_of(node, 2))
-    if weights is None:
-        raise ValueError(f"the weights of {node.name} are not constants")
     after = edit.is_op(node, "GRU") and edit.int_attribute(node, "linear_before_reset", 0) != 0
-    return Recurrent(node.op_type, _steps(node.inputs[0]), edit.dims_of(weights)[2], reverse, after)
+    return Recurrent(node.op_type, _steps(node.inputs[0]), edit.array_of(node.inputs[2]).shape[2], reverse, after)
 
 
 def _steps(source: ir.Value | None) -> int | None:
@@ -70,7 +67,7 @@ def _steps(source: ir.Value | None) -> int | None:
         first = source.shape[0]
         return first if isinstance(first, int) else None
     node = source.producer()
-    axes = edit.axes_of(node) if node is not None and edit.is_op(node, "Unsqueeze") else None
+    axes = edit.axes_of(node) if edit.is_op(node, "Unsqueeze") else None
     return 1 if axes is not None and set(axes) & {0, -3} else None
 
 
@@ -121,12 +118,8 @@ def runs_all_steps(node: ir.Node) -> bool:
 
 def weights_of(node: ir.Node, direction: int) -> Weights:
     """The constants of one direction of a node that :func:`why_not_plain` has nothing against."""
-    inputs, recurrent = edit.constant_of(edit.input_of(node, 1)), edit.constant_of(edit.input_of(node, 2))
-    if inputs is None or recurrent is None:
-        raise ValueError(f"the weights of {node.name} are not constants")
-    return Weights(
-        inputs[direction].astype(np.float64), recurrent[direction].astype(np.float64), *biases_of(node, direction)
-    )
+    inputs, recurrent = (edit.array_of(value)[direction].astype(np.float64) for value in node.inputs[1:3])
+    return Weights(inputs, recurrent, *biases_of(node, direction))
 
 
 def biases_of(node: ir.Node, direction: int) -> tuple[np.ndarray, np.ndarray]:

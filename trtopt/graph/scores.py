@@ -96,7 +96,7 @@ class Scores:
         """The name of the value, behind one that has no bounds, that is to blame."""
         for _ in range(_DEPTH):
             node = value.producer()
-            if node is None or not is_op(node, "Add", "Sub", "Mul", "Div", "Where"):
+            if not is_op(node, "Add", "Sub", "Mul", "Div", "Where"):
                 break
             unknown = [v for v in node.inputs if v is not None and self.of(v) is None and not _is_small(v)]
             if not unknown:
@@ -147,14 +147,11 @@ class Scores:
         if array is not None:
             return bool((np.atleast_1d(array).min(axis=-1) <= limit.low).all()) if array.size else False
         node = value.producer()
-        if is_op(node, "Range") and node is not None:
+        if is_op(node, "Range"):
             start = self.of(node.inputs[0])
             return start is not None and start.high <= limit.low
         return (
-            node is not None
-            and is_op(node, *_MOVES, "Cast")
-            and _keeps_rows(node)
-            and self._begins_below(node.inputs[0], limit, depth - 1)
+            is_op(node, *_MOVES, "Cast") and _keeps_rows(node) and self._begins_below(node.inputs[0], limit, depth - 1)
         )
 
 

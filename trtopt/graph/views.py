@@ -11,7 +11,16 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import axes_of, constant_of, input_of, int_attribute, ints_attribute, is_op
+from trtopt.graph.edit import (
+    array_of,
+    axes_of,
+    constant_of,
+    constant_tensor_of,
+    input_of,
+    int_attribute,
+    ints_attribute,
+    is_op,
+)
 
 _STAND_INS = (7, 11, 13, 17, 19, 23, 29, 31)
 """Sizes for dimensions that are not known; primes, so that no reshape fits by chance."""
@@ -56,12 +65,12 @@ class Sizes:
 
 def is_move(node: ir.Node | None) -> bool:
     """Whether ``node`` moves the elements of its first input, and does nothing else."""
-    return node is not None and is_op(node, *_HANDLERS)
+    return is_op(node, *_HANDLERS)
 
 
 def is_pass(node: ir.Node | None) -> bool:
     """Whether ``node`` hands its first input on: Identity, Dropout in inference, a Cast between float types."""
-    if node is None or not is_op(node, *_PASSES) or node.inputs[0] is None:
+    if not is_op(node, *_PASSES) or node.inputs[0] is None:
         return False
     if node.op_type == "Cast":
         return all(v.dtype is not None and v.dtype.is_floating_point() for v in (node.inputs[0], node.outputs[0]))
@@ -70,6 +79,15 @@ def is_pass(node: ir.Node | None) -> bool:
         idle = input_of(node, 2) is None or (training is not None and not training.any())
         return idle and not any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
     return True
+
+
+def scaled_by(node: ir.Node) -> tuple[ir.Value, np.ndarray] | None:
+    """The operand of a Mul (Div) whose other operand (divisor) is a constant, and that constant; None where none is."""
+    for index in (1, 0) if is_op(node, "Mul") else (1,) if is_op(node, "Div") else ():
+        data, constant = node.inputs[1 - index], constant_of(node.inputs[index])
+        if data is not None and constant is not None and constant_tensor_of(data) is None:
+            return data, constant
+    return None
 
 
 def moved(node: ir.Node, output: ir.Value, array: np.ndarray, sizes: Sizes) -> np.ndarray | None:
@@ -110,13 +128,7 @@ def one_per(array: np.ndarray) -> np.ndarray:
 
 
 def _constants(node: ir.Node, *indices: int) -> list[list[int]]:
-    found = []
-    for index in indices:
-        array = constant_of(input_of(node, index))
-        if array is None:
-            raise ValueError(f"input {index} of {node.name} is not a constant")
-        found.append([int(item) for item in array.ravel()])
-    return found
+    return [[int(item) for item in array_of(input_of(node, index)).ravel()] for index in indices]
 
 
 def _expand(node: ir.Node, output: ir.Value, array: np.ndarray, sizes: Sizes) -> np.ndarray:

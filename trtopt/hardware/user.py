@@ -28,8 +28,6 @@ _BASE = "base"
 CALIBRATION = "calibration"
 """The field that ``trtopt calibrate-gpu`` writes; it is of one GPU, and none that builds on it has it."""
 
-_REMEDY = "see docs/gpus.md"
-
 _RANGES: dict[str, tuple[float, float]] = {
     "sm": (1, 1024),
     "clock_cuda_mhz": (100, 10_000),

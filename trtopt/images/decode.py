@@ -36,21 +36,20 @@ def picture_size(path: Path) -> Size:
     return height, width
 
 
-def read_picture(path: Path, color: str = "rgb") -> Any:
-    """A picture as ``PIL.Image``: RGB, or gray (``L``); turned as its EXIF orientation says.
+def read_picture(path: Path) -> Any:
+    """A picture as ``PIL.Image`` in RGB, turned as its EXIF orientation says.
 
     Palettes, gray, CMYK and YCbCr are converted, transparency is dropped (as torchvision's loader does it), of 16 bits
     the upper 8 are kept, and of an animation the first picture.
 
     Args:
         path: A JPEG, PNG or WebP file.
-        color: ``gray``, or anything else for RGB.
 
     Raises:
         UsageError: It cannot be read or decoded, is of another format or has too many pixels or values that are no
             pixels (32-bit integers and floats).
     """
-    return _opened(path, lambda image: _converted(image, "L" if color == "gray" else "RGB"))
+    return _opened(path, lambda image: _converted(image, "RGB"))
 
 
 def prepare(path: Path, how: Preprocess) -> np.ndarray:

@@ -46,5 +46,5 @@ def _stored(value: ir.Value | None) -> ir.TensorProtocol | None:
     """The constant behind a value, quantized or cast or not."""
     while value is not None and constant_tensor_of(value) is None:
         node = value.producer()
-        value = node.inputs[0] if node is not None and is_op(node, "DequantizeLinear", "Cast") else None
+        value = node.inputs[0] if is_op(node, "DequantizeLinear", "Cast") else None
     return constant_tensor_of(value)

@@ -339,8 +339,8 @@ class Guard:
         if again and now and len(self._types(region)) == 1:
             kept = self._tried(region, now, subgraph, others, whole)
             if kept.kept:
-                kept = self._with_residuals(kept, now, subgraph, others, whole)
-                kept = self._with_results(kept, now, subgraph, others, whole)
+                kept = self._better(kept, self._residual_form(region, now), subgraph, others, whole)
+                kept = self._better(kept, _result_form(kept.kept, now), subgraph, others, whole)
                 return replace(kept, options=(kept,))
         found = [self._of_type(region, dtype, subgraph, others, whole) for dtype in self._types(region)]
         if not any(verdict.kept for verdict in found) and 1 < len(region.nodes) <= _SINGLES:
@@ -376,29 +376,16 @@ class Guard:
             accurate = self._tried(region, fine, subgraph, others, whole)
             if accurate.kept and (not best.kept or accurate.saved_us >= best.saved_us - _least(best)):
                 best, form = accurate, fine
-        best = self._with_residuals(best, form, subgraph, others, whole)
-        return self._with_results(best, coarse, subgraph, others, whole)
+        best = self._better(best, self._residual_form(region, form), subgraph, others, whole)
+        return self._better(best, _result_form(best.kept or coarse, coarse), subgraph, others, whole)
 
-    def _with_results(
-        self, best: RegionVerdict, coarse: Choice, subgraph: Subgraph, others: Choice, whole: Priced
-    ) -> RegionVerdict:
-        """The better of a verdict on a form, and that on the form where products write 8 bits that may."""
-        written = _result_form(best.kept or coarse, coarse)
-        if not written:
-            return best
-        other = self._tried(best.region, written, subgraph, others, whole)
-        is_better = not best.kept or other.saved_us >= best.saved_us + _RESIDUAL_GAIN * _least(best)
-        return other if other.kept and is_better else best
-
-    def _with_residuals(
+    def _better(
         self, best: RegionVerdict, form: Choice, subgraph: Subgraph, others: Choice, whole: Priced
     ) -> RegionVerdict:
-        """The better of a verdict on a form, and that on the same form where additions that read the region's tensor
-        as a residual read it quantized too, if INT8 or FP8 holds the tensor well."""
-        quantized = self._residual_form(best.region, form)
-        if not quantized:
+        """The better of a verdict, and that on another form, if there is one."""
+        if not form:
             return best
-        other = self._tried(best.region, quantized, subgraph, others, whole)
+        other = self._tried(best.region, form, subgraph, others, whole)
         is_better = not best.kept or other.saved_us >= best.saved_us + _RESIDUAL_GAIN * _least(best)
         return other if other.kept and is_better else best
 

@@ -215,7 +215,7 @@ def improve(
             tried.scaled("equalize", equalize(problem.model, nodes), began)
             _smooth(tried, nodes, observer, problem.fuses_quantizers)
             if problem.method == "auto":
-                tried.method(_METHOD)
+                tried.method()
         return _refined(tried, judge, observer)
 
 
@@ -269,12 +269,12 @@ class _Trials:
             return None
         return self._trial(replace(self.best.problem, model=found.model, stats=calibration.table.stats), most)
 
-    def method(self, name: str) -> None:
+    def method(self) -> None:
         """One calibration method for all tensors instead of the best of each: the error of a tensor is not that of the
         network."""
         began = time.perf_counter()
-        tried = self._trial(replace(self.best.problem, method=name), self._screened)
-        self._decide(f"ranges-{name}", tried, self._screened, began)
+        tried = self._trial(replace(self.best.problem, method=_METHOD), self._screened)
+        self._decide(f"ranges-{_METHOD}", tried, self._screened, began)
 
     def _trial(self, problem: Problem, most: float) -> _Trial:
         """A form, measured on more than a few samples where its error on these is below ``most``."""

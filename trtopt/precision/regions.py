@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import cost, edit
-from trtopt.graph.attention import attention_of, only_user
+from trtopt.graph.attention import attention_of
 from trtopt.graph.edit import is_op
 from trtopt.precision import rules
 from trtopt.precision.observe import ranges
@@ -104,7 +104,7 @@ def _size(value: ir.Value | None, axis: int, shapes: Mapping[str, tuple[int, ...
 
 def _readers(mix: ir.Node) -> frozenset[str]:
     value = mix.outputs[0]
-    while (node := only_user(value)) is not None and node.op_type in _MOVES:
+    while (node := edit.only_user(value)) is not None and node.op_type in _MOVES:
         value = node.outputs[0]
     return frozenset() if value.is_graph_output() else frozenset(str(node.name) for node, _ in value.uses())
 
@@ -369,7 +369,7 @@ def _attention_ops(
 
 
 def _is_dequantized(value: ir.Value | None) -> bool:
-    producer = value.producer() if value is not None else None
+    producer = edit.maker_of(value)
     return producer is not None and producer.op_type == "DequantizeLinear"
 
 
@@ -483,8 +483,8 @@ def residual_adds(value: ir.Value, quantized: Collection[str]) -> tuple[str, ...
 def _conv_behind(value: ir.Value | None) -> ir.Node | None:
     """The convolution that ``value`` comes from through element-wise operators with constants, read by nobody else."""
     for _ in range(_LONGEST_EPILOGUE):
-        producer = value.producer() if value is not None else None
-        if value is None or producer is None or only_user(value) is None:
+        producer = edit.maker_of(value)
+        if value is None or producer is None or edit.only_user(value) is None:
             return None
         if producer.op_type == "Conv":
             return producer

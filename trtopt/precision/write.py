@@ -299,9 +299,7 @@ class _QdqWriter:
         key = (value, axis, wide or ends, op.dtype, op.node if op.node in self._plan.rounded else "")
         if key in self._weights:
             return self._weights[key]
-        exact = edit.constant_of(value)
-        if exact is None:
-            raise ValueError(f"the weight {value.name} of {node.name} is not constant")
+        exact = edit.array_of(value)
         values, scales = quantize_weight(exact, axis, self._type(wide), op.dtype)
         values = self._plan.rounded.get(op.node, values)
         output = f"{value.name}_dequantized"
@@ -320,9 +318,7 @@ class _QdqWriter:
 
         False when the product before the multiplication could overflow the narrow type, or the bias is computed.
         """
-        exact = edit.constant_of(weight)
-        if exact is None:
-            raise ValueError(f"the weight {weight.name} of {node.name} is not constant")
+        exact = edit.array_of(weight)
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         offset = edit.constant_of(bias)
         scaled = scale_channels(exact, op.activation_amax, self._type(wide))
@@ -408,7 +404,7 @@ def cast_borders(model: ir.Model, narrow: ir.DataType, ends: Collection[str] = (
         _narrow_input(model, value, narrow)
     for index, value in enumerate(graph.outputs):
         cast = value.producer()
-        source = cast.inputs[0] if cast is not None and edit.is_op(cast, "Cast") else None
+        source = cast.inputs[0] if edit.is_op(cast, "Cast") else None
         if (
             value.name in ends
             or cast is None

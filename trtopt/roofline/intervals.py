@@ -21,9 +21,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-COVERAGE = 0.8
-"""Share of the measured kernels inside: from the quantile of 10 % to that of 90 %."""
-
 _NARROW = (Precision.INT8, Precision.FP8, Precision.FP4)
 
 

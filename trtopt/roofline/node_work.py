@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.graph import cost
-from trtopt.graph.edit import constant_tensor_of, input_of, int_attribute, ints_attribute, is_op
+from trtopt.graph.edit import constant_tensor_of, input_of, int_attribute, ints_attribute, is_op, maker_of
 from trtopt.graph.products import Product, Shapes, heads_of, products_of, shape_of_input, shape_of_output
 from trtopt.roofline.row_work import rows_of
 from trtopt.roofline.work import AttentionSizes, Gemm, Kind, Window, Work, alignment_of
@@ -114,11 +114,11 @@ def dequantized(value: ir.Value | None) -> ir.Value | None:
 
 
 def _dequantizer(value: ir.Value | None) -> ir.Node | None:
-    node = None if value is None else value.producer()
-    while node is not None and is_op(node, "Transpose", *cost.VIEWS):
+    node = maker_of(value)
+    while is_op(node, "Transpose", *cost.VIEWS):
         first = node.inputs[0]
-        node = None if first is None else first.producer()
-    return node if node is not None and is_op(node, "DequantizeLinear") else None
+        node = maker_of(first)
+    return node if is_op(node, "DequantizeLinear") else None
 
 
 def narrow_weight(node: ir.Node, precision: GraphTypes) -> tuple[int, int]:

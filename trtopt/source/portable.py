@@ -58,10 +58,10 @@ def _lower_operands(node: ir.Node) -> list[tuple[int, int]]:
 
 def _moved(value: ir.Value | None) -> tuple[int, ...] | None:
     """The permutation of the Transpose of FP16 behind ``value`` and a Cast, if it moves the first axis."""
-    node = None if value is None else value.producer()
-    if edit.is_op(node, "Cast") and node is not None and node.inputs[0] is not None:
+    node = edit.maker_of(value)
+    if edit.is_op(node, "Cast") and node.inputs[0] is not None:
         node = node.inputs[0].producer()
-    if node is None or not edit.is_op(node, "Transpose") or node.outputs[0].dtype is not ir.DataType.FLOAT16:
+    if not edit.is_op(node, "Transpose") or node.outputs[0].dtype is not ir.DataType.FLOAT16:
         return None
     perm = edit.ints_attribute(node, "perm")
     if perm is None and node.inputs[0] is not None and node.inputs[0].shape is not None:

@@ -63,7 +63,7 @@ def _vector(w: Writer, index: ir.Value, axis: int) -> ir.Value:
             raise WritingError("its index differs along other axes than the one that it scatters along")
         return w.op("Constant", value=ir.tensor(np.ascontiguousarray(first[0], np.int64)))
     maker = index.producer()
-    source = maker.inputs[0] if maker is not None and edit.is_op(maker, "Expand") else index
+    source = maker.inputs[0] if edit.is_op(maker, "Expand") else index
     if source is None or source.shape is None:
         raise WritingError("the shape of its index is not known")
     dims = (1,) * (rank - len(source.shape)) + tuple(source.shape)

@@ -60,11 +60,11 @@ def dequantized(node: ir.Node, known: Mapping[ir.Value, np.ndarray] | None = Non
         return None
     if node.op_type != _OPS[0] and scale.dtype == np.uint8:
         scale = scale.view(ml_dtypes.float8_e8m0fnu)
-    axis, block = _int(node, "axis", 1), _int(node, "block_size", 0)
+    axis, block = int_of(node, "axis", 1), int_of(node, "block_size", 0)
     exact = numbers.astype(np.float32)
     if zero is not None:
         exact = exact - _spread(zero, numbers, axis, block)
-    kind = ir.DataType(_int(node, "output_dtype", 0)).numpy() if _int(node, "output_dtype", 0) else scale.dtype
+    kind = ir.DataType(int_of(node, "output_dtype", 0)).numpy() if int_of(node, "output_dtype", 0) else scale.dtype
     if kind == ml_dtypes.float8_e8m0fnu:
         kind = np.dtype(np.float32)
     result: np.ndarray = (exact * _spread(scale, numbers, axis, block)).astype(kind)
@@ -87,7 +87,7 @@ def _is_unknown(node: ir.Node) -> bool:
     if not _is_dequantizer(node):
         return False
     types = [value.dtype for value in node.inputs if value is not None]
-    in_blocks = types[0] in _FP8 and _int(node, "block_size", 0) > 0
+    in_blocks = types[0] in _FP8 and int_of(node, "block_size", 0) > 0
     return node.op_type != _OPS[0] or in_blocks or any(dtype in _NO_KERNEL for dtype in types)
 
 
@@ -105,6 +105,7 @@ def _constant(value: ir.Value | None, known: Mapping[ir.Value, np.ndarray]) -> n
     return None if attribute is None else attribute.as_tensor().numpy()
 
 
-def _int(node: ir.Node, name: str, default: int) -> int:
+def int_of(node: ir.Node, name: str, default: int) -> int:
+    """An integer attribute, ``default`` where there is none."""
     attribute = node.attributes.get(name)
     return default if attribute is None or attribute.is_ref() else attribute.as_int()

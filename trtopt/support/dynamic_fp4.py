@@ -22,6 +22,7 @@ import onnx
 import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError
+from trtopt.support.dequantize import int_of
 
 OPERATOR = ("trt", "TRT_FP4DynamicQuantize")
 """Its domain and name."""
@@ -101,7 +102,7 @@ def _write_out(node: ir.Node) -> None:
         raise _refused(node, "its results are outputs of the network")
     scalers = _dequantizers(node, scales, 0)
     pairs = [(scaler, reader) for scaler in scalers for reader in _dequantizers(node, scaler.outputs[0], 1)]
-    if _attribute(node, "axis", -1) not in (-1, _rank(x) - 1) or _attribute(node, "block_size", _BLOCK) != _BLOCK:
+    if int_of(node, "axis", -1) not in (-1, _rank(x) - 1) or int_of(node, "block_size", _BLOCK) != _BLOCK:
         raise _refused(node, f"its blocks are not {_BLOCK} elements of the last axis")
     if {reader for _, reader in pairs} != set(_dequantizers(node, numbers, 0)):
         raise _refused(node, "its numbers are dequantized with other scales than its own")
@@ -189,11 +190,6 @@ def _dequantizers(node: ir.Node, value: ir.Value, place: int) -> Sequence[ir.Nod
 
 def _rank(value: ir.Value | None) -> int:
     return -1 if value is None or value.shape is None else len(value.shape)
-
-
-def _attribute(node: ir.Node, name: str, default: int) -> int:
-    attribute = node.attributes.get(name)
-    return default if attribute is None or attribute.is_ref() else attribute.as_int()
 
 
 def _refused(node: ir.Node, reason: str) -> InvalidModelError:

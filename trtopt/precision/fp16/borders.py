@@ -69,7 +69,7 @@ def grown(base: ir.Model, plan: PrecisionPlan, put_back: Collection[str] = ()) -
 
 def _around(seed: ir.Node, joins: Collection[str]) -> Iterator[ir.Node]:
     """The nodes of the same pattern: what lays its input out, and what reads only it, constants and itself."""
-    source = seed.inputs[0].producer() if seed.inputs and seed.inputs[0] is not None else None
+    source = edit.maker_of(edit.input_of(seed, 0))
     if source is not None and source.op_type in _LAYOUT and len(source.outputs[0].uses()) == 1:
         yield source
     inside, front = {seed}, [seed]

@@ -158,7 +158,7 @@ def _holds_integers(value: ir.Value) -> bool:
     node = value.producer()
     while node is not None and node.op_type in LAYOUT_OPS:
         source = node.inputs[0]
-        node = source.producer() if source is not None else None
+        node = edit.maker_of(source)
     return node is not None and (node.op_type == "Range" or (node.op_type == "Cast" and _is_integer(node.inputs[0])))
 
 
@@ -195,7 +195,7 @@ def _is_looked_up(value: ir.Value) -> bool:
     """Whether a value is rows of a table, such as embeddings: activations, of which some are always next to zero."""
     node = value.producer()
     while node is not None and node.op_type in LAYOUT_OPS and node.op_type != "Gather":
-        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+        node = edit.maker_of(node.inputs[0])
     return node is not None and node.op_type == "Gather" and edit.constant_of(node.inputs[1]) is None
 
 
@@ -431,7 +431,7 @@ def _keep_back(value: ir.Value | None, among: set[ir.Value], reason: str, reason
     stack, seen = [value], {value}
     while stack:
         current = stack.pop()
-        node = current.producer() if current is not None else None
+        node = edit.maker_of(current)
         if node is None:
             continue
         reasons.setdefault(str(node.name), reason)

@@ -113,7 +113,7 @@ def score_nodes(model: ir.Model, integer: Collection[str]) -> dict[str, str]:
 
 def _head(value: ir.Value | None) -> list[ir.Node]:
     """The product (and the addition of its bias) that makes ``value``, if it is small."""
-    node = value.producer() if value is not None else None
+    node = edit.maker_of(value)
     added = []
     if node is not None and node.op_type == "Add":
         added = [node]

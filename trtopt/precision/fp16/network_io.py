@@ -205,7 +205,7 @@ def _retype_input(graph: ir.Graph, value: ir.Value, dtype: ir.DataType, names: e
 def _retype_output(graph: ir.Graph, position: int, dtype: ir.DataType, names: edit.Names) -> None:
     value = graph.outputs[position]
     producer = value.producer()
-    source = producer.inputs[0] if producer is not None and edit.is_op(producer, "Cast") else None
+    source = producer.inputs[0] if edit.is_op(producer, "Cast") else None
     if source is not None and source.dtype is dtype and not value.uses() and edit.can_replace(value, source):
         edit.replace_value(value, source)
         if producer is not None:
@@ -362,8 +362,8 @@ def _channels(value: ir.Value) -> int:
 def _pad_weight(node: ir.Node, missing: int, names: edit.Names, where: str) -> None:
     """Zeros along the input channels of a convolution's weight, behind DequantizeLinear where it is quantized."""
     holder, weight = node, node.inputs[1]
-    producer = weight.producer() if weight is not None else None
-    if producer is not None and edit.is_op(producer, "DequantizeLinear"):
+    producer = edit.maker_of(weight)
+    if edit.is_op(producer, "DequantizeLinear"):
         holder, weight = _own_copy(node, producer, names), producer.inputs[0]
     array = edit.constant_of(weight)
     if array is None or node.graph is None:

@@ -17,7 +17,6 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -105,7 +104,6 @@ class Calibration:
 
     Attributes:
         table: Statistics by tensor name.
-        source: ``user`` or ``synthetic``.
         samples: The caller's samples that were run, however they were joined to batches.
         seconds: Wall time of this run; 0 when the table came from the cache.
         peak_rss_bytes: Peak resident memory of the process so far; 0 where the system does not tell.
@@ -113,7 +111,6 @@ class Calibration:
     """
 
     table: RangeTable
-    source: Literal["user", "synthetic"]
     samples: int
     seconds: float
     peak_rss_bytes: int
@@ -177,7 +174,7 @@ def collect(
     table = RangeTable({name: builder.finish() for name, builder in builders.items()})
     on_event(Event("end", _TASK))
     _warn_nonfinite(model, table, on_event)
-    return Calibration(table, samples.source, rows, time.perf_counter() - started, peak_rss_bytes())
+    return Calibration(table, rows, time.perf_counter() - started, peak_rss_bytes())
 
 
 def cached_collect(
@@ -201,7 +198,7 @@ def cached_collect(
     if known is not None:
         table, count = known
         if table.covers(histogram, ranges):
-            return Calibration(table, samples.source, count, 0.0, peak_rss_bytes(), cached=True)
+            return Calibration(table, count, 0.0, peak_rss_bytes(), cached=True)
         stats = table.stats
         histogram = {*histogram, *(name for name in stats if stats[name].has_histogram)}
         ranges = {*ranges, *stats}

@@ -21,6 +21,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.precision.observe.statistics import TensorStats, bin_edges
+from trtopt.report.text.format import some
 from trtopt.support.json_text import check_text
 from trtopt.support.memo import once_per_array
 
@@ -79,9 +80,9 @@ class _Moments:
         """The value that ``share`` of the elements, zeros included, do not exceed (an upper bin edge)."""
         return self._upper_edge(share * self.total - (self.total - float(self.sums[0][-1])))
 
-    def quantile_nonzero(self, share: float) -> float:
-        """As :meth:`quantile`, of the elements that are not zero."""
-        return self._upper_edge(share * float(self.sums[0][-1]))
+    def median_nonzero(self) -> float:
+        """The median of the elements that are not zero."""
+        return self._upper_edge(0.5 * float(self.sums[0][-1]))
 
     def _upper_edge(self, below: float) -> float:
         index = min(int(np.searchsorted(self.sums[0][1:], below)), self.low.size - 1)
@@ -159,7 +160,7 @@ def _divergences(moments: _Moments, candidates: np.ndarray) -> np.ndarray:
 
 def _search(moments: _Moments, cost: Callable[[_Moments, np.ndarray], np.ndarray]) -> float:
     """The range of least ``cost``: a geometric grid from the median of the non-zeros to the maximum, then refined."""
-    low = moments.quantile_nonzero(0.5)
+    low = moments.median_nonzero()
     candidates = np.geomspace(low, moments.absmax, _GRID) if low < moments.absmax else np.array([moments.absmax])
     for _ in range(_REFINEMENTS):
         costs = cost(moments, candidates)
@@ -325,7 +326,7 @@ def range_warnings(stats: Mapping[str, TensorStats], inputs: Collection[str] = (
             label = f"input {name}" if name in inputs else name
             for kind, number in _suspicions(each):
                 found.setdefault(kind, []).append(f"{label}{number}")
-    return [f"{_listed(names)}: {kind}" for kind, names in found.items()]
+    return [f"{some(names, _SHOWN)}: {kind}" for kind, names in found.items()]
 
 
 def _suspicions(stats: TensorStats) -> Iterator[tuple[str, str]]:
@@ -357,10 +358,6 @@ def _tail(stats: TensorStats) -> float:
     index = int(np.searchsorted(total, _QUANTILE * total[-1]))
     _, high = bin_edges(stats.bins[index : index + 1])
     return stats.absmax / float(high[0])
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 LAYOUT_OPS = frozenset(

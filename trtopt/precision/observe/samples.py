@@ -325,16 +325,16 @@ def _file_group(path: Path, inputs: Sequence[InputSpec]) -> SampleGroup:
     _check_filled(path)
     arrays = open_arrays(path)
     if path.suffix == ".npy":
-        arrays = {_single(inputs, "An .npy holds one array", str(path)).name: arrays[""]}
+        arrays = {_single(inputs, str(path)).name: arrays[""]}
     labels = arrays.pop(LABELS, None)
     return group(arrays, inputs, str(path), None if labels is None else labels.read())
 
 
-def _single(inputs: Sequence[InputSpec], what: str, where: str) -> InputSpec:
+def _single(inputs: Sequence[InputSpec], where: str) -> InputSpec:
     """The model's only input."""
     if len(inputs) != 1:
         raise UsageError(
-            f"{what}, the model has {len(inputs)} inputs",
+            f"An .npy holds one array, the model has {len(inputs)} inputs",
             where=where,
             remedy=f"give an .npz, or a dict, with the arrays {', '.join(spec.name for spec in inputs)}",
         )

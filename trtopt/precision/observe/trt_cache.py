@@ -28,6 +28,7 @@ from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.observe.stream import Samples
 from trtopt.precision.qdq.existing import existing_ranges
 from trtopt.report.schema.steps import StepRecord
+from trtopt.report.text.format import some
 from trtopt.support.clock import Clock
 from trtopt.support.files import open_file, read_file
 from trtopt.support.precision import Precision
@@ -146,7 +147,7 @@ def check_belongs(cache: TrtCache, names: Collection[str]) -> None:
     if len(strange) > (1 - SMALLEST_SHARE) * len(cache.scales):
         raise UsageError(
             f"It is a calibration cache of another model: {len(strange)} of its {len(cache.scales)} tensors are not in "
-            f"this one ({_listed(strange)})",
+            f"this one ({some(strange, _SHOWN)})",
             where=str(cache.path),
             remedy="give the cache that was made from this ONNX file, or leave --calib-cache out and give samples "
             "with --calib",
@@ -178,13 +179,13 @@ def _details(
 ) -> Iterator[str]:
     yield f"{cache.path.name} ({cache.header}): the INT8 ranges of {used} tensors imported"
     if missing:
-        yield f"{len(missing)} tensors that INT8 reads are not in it: {_listed(missing)}"
+        yield f"{len(missing)} tensors that INT8 reads are not in it: {some(missing, _SHOWN)}"
     if gone:
-        yield f"{len(gone)} of its tensors are not used: the rewrites removed them ({_listed(gone)})"
+        yield f"{len(gone)} of its tensors are not used: the rewrites removed them ({some(gone, _SHOWN)})"
     if idle:
-        yield f"{len(idle)} of its tensors are not used: nothing quantizes them ({_listed(idle)})"
+        yield f"{len(idle)} of its tensors are not used: nothing quantizes them ({some(idle, _SHOWN)})"
     if strange:
-        yield f"{len(strange)} of its tensors are not in the model ({_listed(strange)})"
+        yield f"{len(strange)} of its tensors are not in the model ({some(strange, _SHOWN)})"
     if cache.internal:
         yield f"{cache.internal} of its tensors are TensorRT's own"
 
@@ -231,12 +232,6 @@ def _scale(path: Path, number: int, name: str, digits: str) -> float:
 
 def _damaged(path: Path, number: int, what: str) -> UsageError:
     return UsageError(f"The calibration cache is damaged: {what}", where=f"{path}, line {number}", remedy=_REMEDY)
-
-
-def _listed(names: Collection[str]) -> str:
-    """The first few names."""
-    shown = ", ".join(list(names)[:_SHOWN])
-    return f"{shown}, ..." if len(names) > _SHOWN else shown
 
 
 @dataclass(frozen=True)

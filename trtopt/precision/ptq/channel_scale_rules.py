@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import axes_of, constant_of, input_of, int_attribute, static_shape, string_attribute
+from trtopt.graph.edit import axes_of, constant_of, input_of, int_attribute, maker_of, static_shape, string_attribute
 from trtopt.graph.views import is_move, is_pass, merged_rows, moved, one_per
 from trtopt.precision.plan import WEIGHTED
 from trtopt.precision.ptq.channel_scales import ChannelScales, Tracker, constant_dims
@@ -209,7 +209,7 @@ def _mul(tracker: Tracker, node: ir.Node) -> None:
 
 def _is_product(value: ir.Value | None) -> bool:
     """Whether a product, or its bias, makes ``value``."""
-    node = value.producer() if value is not None else None
+    node = maker_of(value)
     if node is not None and node.op_type == "Add":
         return any(_is_product(item) for item in node.inputs if item is not None and constant_of(item) is None)
     return node is not None and node.op_type in WEIGHTED

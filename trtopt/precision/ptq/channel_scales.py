@@ -248,7 +248,7 @@ class Tracker:
 
 
 def _source(value: ir.Value | None) -> str:
-    node = value.producer() if value is not None else None
+    node = edit.maker_of(value)
     if node is None:
         return "it reads an input of the network"
     return f"its input comes from {node.name} ({node.op_type}), which takes up no scales"

@@ -330,7 +330,7 @@ def _subgraph(model: ir.Model, nodes: Sequence[ir.Node], held: _Held, outputs: S
             producer = value.producer()
             if value.is_initializer():
                 weights[value] = None
-            elif producer is not None and edit.is_op(producer, "Constant"):
+            elif edit.is_op(producer, "Constant"):
                 constants[producer] = None
             elif value not in made:
                 inputs[value] = None

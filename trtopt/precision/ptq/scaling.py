@@ -79,9 +79,7 @@ class Weight:
     """
 
     def __init__(self, constant: ScaledConstant) -> None:
-        array = edit.constant_of(constant.node.inputs[1])
-        if array is None:
-            raise ValueError(f"the weight of {constant.name} is no constant")
+        array = edit.array_of(constant.node.inputs[1])
         others = tuple(range(2, array.ndim))
         self.node = constant.name
         self.largest = np.abs(array).max(axis=others, initial=0.0).astype(np.float32)
@@ -144,15 +142,14 @@ def written_scales(model: ir.Model, channels: ChannelScales, scales: np.ndarray)
     nodes, names = {node.name: node for node in clone.graph}, edit.Names(clone)
     for item, factor in changed:
         node = nodes[item.node.name]
-        old, array = node.inputs[item.index], edit.constant_of(node.inputs[item.index])
-        if array is None or old is None:
-            raise ValueError(f"input {item.index} of {node.name} is no constant")
+        old, array = node.inputs[item.index], edit.array_of(node.inputs[item.index])
         name = names.value(f"{node.outputs[0].name}_scaled_{item.index}")
         content = np.asarray(array * factor, array.dtype)
         content = content.reshape(array.shape) if content.size == array.size else content
         new = edit.add_initializer(clone.graph, name, content)
         node.replace_input_with(item.index, new)
-        if old.is_initializer() and not old.uses() and not old.is_graph_input() and not old.is_graph_output():
+        used = old is None or old.uses() or old.is_graph_input() or old.is_graph_output()
+        if old is not None and old.is_initializer() and not used:
             clone.graph.initializers.pop(str(old.name), None)
     for name, factor in epsilons.items():
         epsilon = edit.float_attribute(nodes[name], "epsilon", _EPSILON)
@@ -421,9 +418,7 @@ class ExpectedError:
 
 def _grouped(node: ir.Node) -> np.ndarray:
     """The weight of a product as ``[groups, outputs, inputs, positions]``, float32."""
-    array = edit.constant_of(node.inputs[1])
-    if array is None:
-        raise ValueError(f"the weight of {node.name} is no constant")
+    array = edit.array_of(node.inputs[1])
     groups = edit.int_attribute(node, "group", 1)
     if node.op_type == "Conv":
         return array.reshape(groups, array.shape[0] // groups, array.shape[1], -1)

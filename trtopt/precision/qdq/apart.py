@@ -164,8 +164,8 @@ def _quantizes_to_fp8(node: ir.Node) -> bool:
 
 def _is_fp8(value: ir.Value | None) -> bool:
     """Whether a value is dequantized from FP8."""
-    node = None if value is None else value.producer()
-    if node is None or not edit.is_op(node, "DequantizeLinear") or node.inputs[0] is None:
+    node = edit.maker_of(value)
+    if not edit.is_op(node, "DequantizeLinear") or node.inputs[0] is None:
         return False
     return node.inputs[0].dtype in FP8
 
@@ -221,8 +221,8 @@ def _would_be_wrong(node: ir.Node) -> bool:
 
 def _stored(value: ir.Value | None) -> tuple[ir.Value, np.ndarray] | None:
     """What a value is dequantized from, and the FP16 scale in FP32; None for others."""
-    node = None if value is None else value.producer()
-    if node is None or not edit.is_op(node, "DequantizeLinear") or node.inputs[0] is None:
+    node = edit.maker_of(value)
+    if not edit.is_op(node, "DequantizeLinear") or node.inputs[0] is None:
         return None
     scale = edit.constant_of(node.inputs[1])
     return None if scale is None or scale.dtype != np.float16 else (node.inputs[0], scale.astype(np.float32))

@@ -136,7 +136,7 @@ def read_arithmetic(work: QdqEditor) -> None:
 
 def _remove_idle(node: ir.Node | None) -> None:
     """Take a node out that nothing reads, and those that only it read, back to what is quantized."""
-    while node is not None and edit.is_op(node, "Cast", "Div", *_OPS) and not node.outputs[0].uses():
+    while edit.is_op(node, "Cast", "Div", *_OPS) and not node.outputs[0].uses():
         value = node.inputs[0]
         edit.remove_node(node)
         if value is None or value.is_graph_output():
@@ -151,8 +151,8 @@ def _quantized(cast: ir.Node) -> tuple[ir.Value, Quantizer] | None:
     value = cast.inputs[0]
     for op_type, _, number in reversed(_ROUNDING):
         value = _operand(value, op_type, number)
-    divide = None if value is None else value.producer()
-    scale = None if divide is None or not edit.is_op(divide, "Div") else edit.constant_of(divide.inputs[1])
+    divide = edit.maker_of(value)
+    scale = None if not edit.is_op(divide, "Div") else edit.constant_of(divide.inputs[1])
     source = None if divide is None else divide.inputs[0]
     if source is None or scale is None or scale.size != 1 or not float(scale) > 0:
         return None
@@ -164,7 +164,7 @@ def _quantized(cast: ir.Node) -> tuple[ir.Value, Quantizer] | None:
 def _operand(value: ir.Value | None, op_type: str, number: float) -> ir.Value | None:
     """What ``op_type`` computes ``value`` from with ``number``, and nothing else reads."""
     node = None if value is None or len(value.uses()) != 1 or value.is_graph_output() else value.producer()
-    constant = edit.constant_of(node.inputs[1]) if node is not None and edit.is_op(node, op_type) else None
+    constant = edit.constant_of(node.inputs[1]) if edit.is_op(node, op_type) else None
     if node is None or constant is None or constant.size != 1 or float(constant) != number:
         return None
     return node.inputs[0]
@@ -173,7 +173,7 @@ def _operand(value: ir.Value | None, op_type: str, number: float) -> ir.Value | 
 def _narrow(value: ir.Value, scale: float) -> ir.Value:
     """The 16-bit tensor that ``value`` is cast from, where its type holds the scale."""
     cast = value.producer()
-    source = cast.inputs[0] if cast is not None and edit.is_op(cast, "Cast") else None
+    source = cast.inputs[0] if edit.is_op(cast, "Cast") else None
     if source is None or source.dtype not in HALVES or value.dtype is not ir.DataType.FLOAT:
         return value
     return source if float(source.dtype.numpy().type(scale)) == scale else value

@@ -119,7 +119,7 @@ def existing_nodes(model: ir.Model) -> frozenset[str]:
     found = set()
     for node in model.graph:
         if edit.is_op(node, "Conv", "Gemm", "MatMul"):
-            makers = [None if value is None else value.producer() for value in node.inputs[:2]]
+            makers = [edit.maker_of(value) for value in node.inputs[:2]]
             if all(edit.is_op(maker, "DequantizeLinear") for maker in makers):
                 found.add(str(node.name))
     return frozenset(found)

@@ -15,7 +15,6 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.attention import only_user
 from trtopt.precision.qdq.canonicalize import QdqEditor
 
 _INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4)
@@ -76,8 +75,8 @@ def _remove(value: ir.Value) -> None:
 def _stored(value: ir.Value | None, depth: int = 8) -> _Stored | None:
     """What stands behind a value that is computed from one narrow constant in few steps; None where something else
     does."""
-    node = None if value is None else value.producer()
-    if node is None or not depth or not edit.is_op(node, "Cast", "Identity", "Mul", "Reshape", "Sub", "Transpose"):
+    node = edit.maker_of(value)
+    if not depth or not edit.is_op(node, "Cast", "Identity", "Mul", "Reshape", "Sub", "Transpose"):
         return None
     source, *others = node.inputs
     other = edit.constant_of(others[0]) if others else None
@@ -120,8 +119,8 @@ def _moved(found: _Stored, node: ir.Node, other: np.ndarray | None) -> _Stored |
 
 def _with_scale_behind(work: QdqEditor, node: ir.Node, found: _Stored) -> _Stored:
     """With the factor per column that the product is multiplied with, which leaves the graph."""
-    behind = only_user(node.outputs[0])
-    if behind is None or not edit.is_op(behind, "Mul"):
+    behind = edit.only_user(node.outputs[0])
+    if not edit.is_op(behind, "Mul"):
         return found
     factors = [edit.constant_of(value) for value in behind.inputs if value is not node.outputs[0]]
     factor = factors[0] if len(factors) == 1 else None

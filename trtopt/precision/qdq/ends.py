@@ -34,8 +34,8 @@ def _has_two_scales(node: ir.Node) -> bool:
 
 
 def _dequantizer(value: ir.Value | None) -> ir.Node | None:
-    maker = None if value is None else value.producer()
-    return maker if maker is not None and edit.is_op(maker, "DequantizeLinear") else None
+    maker = edit.maker_of(value)
+    return maker if edit.is_op(maker, "DequantizeLinear") else None
 
 
 def dequantized_apart(model: ir.Model, products: Collection[str]) -> tuple[ir.Model, frozenset[str]]:

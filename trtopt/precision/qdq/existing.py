@@ -107,9 +107,9 @@ def place_qdq(work: QdqEditor) -> None:
 def pairs(work: QdqEditor) -> Iterator[Pair]:
     """The activations that are quantized and dequantized again, with a constant scale."""
     for node in work.nodes("DequantizeLinear"):
-        quantize = None if node.inputs[0] is None else node.inputs[0].producer()
+        quantize = edit.maker_of(node.inputs[0])
         how = quantizer_of(node)
-        if quantize is not None and edit.is_op(quantize, "QuantizeLinear") and how is not None:
+        if edit.is_op(quantize, "QuantizeLinear") and how is not None:
             yield Pair(quantize, node, how)
 
 
@@ -141,7 +141,7 @@ class _Rules:
         if reader.name in self._attention:
             return self._attention[str(reader.name)]
         other = edit.input_of(reader, 1 - index) if index < 2 else None
-        maker = None if other is None else other.producer()
+        maker = edit.maker_of(other)
         if not edit.is_op(maker, "DequantizeLinear"):
             return "the other operand is not quantized"
         return self.refused(reader, pair.dtype)
@@ -161,8 +161,8 @@ class _Rules:
             or pair.how.axis is not None
         ):
             return False
-        inputs = [None if value is None else value.producer() for value in maker.inputs]
-        if len(inputs) != 2 or any(node is None or not edit.is_op(node, "DequantizeLinear") for node in inputs):
+        inputs = [edit.maker_of(value) for value in maker.inputs]
+        if len(inputs) != 2 or any(not edit.is_op(node, "DequantizeLinear") for node in inputs):
             return False
         weight, bare = inputs[1], self._bare[maker.name]
         how = None if weight is None else quantizer_of(weight)
@@ -212,7 +212,7 @@ def _without_qdq(model: ir.Model) -> ir.Model:
             continue
         value = node.inputs[0]
         maker = value.producer()
-        source = maker.inputs[0] if maker is not None and edit.is_op(maker, "QuantizeLinear") else value
+        source = maker.inputs[0] if edit.is_op(maker, "QuantizeLinear") else value
         for reader, index in list(node.outputs[0].uses()):
             if source is not None:
                 reader.replace_input_with(index, source)
@@ -225,10 +225,10 @@ def _without_qdq(model: ir.Model) -> ir.Model:
 
 def _maker(value: ir.Value | None) -> ir.Node | None:
     """The node that made the values of ``value``, before they were moved."""
-    node = None if value is None else value.producer()
+    node = edit.maker_of(value)
     while node is not None and is_move(node):
         value = node.inputs[0]
-        node = None if value is None else value.producer()
+        node = edit.maker_of(value)
     return node
 
 
@@ -269,7 +269,7 @@ def _reads_8_bit(node: ir.Node, index: int) -> bool:
     """Whether a dequantized constant at this input is read as it is stored."""
     if edit.is_op(node, "MatMul", "Gemm", "DequantizeLinear"):  # the last reads E4M3 scales of FP4 weights
         return index < 2
-    data = node.inputs[0].producer() if edit.is_op(node, "Conv", "ConvTranspose") and node.inputs[0] else None
+    data = edit.maker_of(node.inputs[0]) if edit.is_op(node, "Conv", "ConvTranspose") else None
     return index == 1 and edit.is_op(data, "DequantizeLinear")
 
 
@@ -277,7 +277,7 @@ def _split_scales(work: QdqEditor, judge: _Rules) -> None:
     """Scales per channel that the compiler does not fuse: one scale, and a multiplication behind the convolution."""
     done = []
     for node in work.nodes("Conv", "Gemm", "MatMul"):
-        data, weight = (None if value is None else value.producer() for value in node.inputs[:2])
+        data, weight = (edit.maker_of(value) for value in node.inputs[:2])
         if not (edit.is_op(data, "DequantizeLinear") and edit.is_op(weight, "DequantizeLinear")):
             continue
         if data is None or weight is None:
@@ -334,10 +334,10 @@ def _split(work: QdqEditor, node: ir.Node, weight: ir.Node, activation: Quantize
 
 def _constant_behind(value: ir.Value | None) -> np.ndarray | None:
     """The constant that reaches ``value``, through casts and copies of it, which exporters leave at shared biases."""
-    node = None if value is None else value.producer()
-    while value is not None and edit.is_op(node, "Identity", "Cast") and node is not None:
+    node = edit.maker_of(value)
+    while value is not None and edit.is_op(node, "Identity", "Cast"):
         value = node.inputs[0]
-        node = None if value is None else value.producer()
+        node = edit.maker_of(value)
     return edit.constant_of(value)
 
 
@@ -460,8 +460,8 @@ def without_qdq(model: ir.Model) -> ir.Model:
             edit.replace_value(result, pair.source)
     for node in clone.graph:
         for index, value in enumerate(node.inputs[:2] if node.name in quantized else ()):
-            maker = None if value is None else value.producer()
-            if value is None or maker is None or not edit.is_op(maker, "DequantizeLinear"):
+            maker = edit.maker_of(value)
+            if value is None or not edit.is_op(maker, "DequantizeLinear"):
                 continue
             values, how = edit.constant_of(maker.inputs[0]), quantizer_of(maker)
             if values is not None and how is not None:

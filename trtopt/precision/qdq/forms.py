@@ -264,8 +264,8 @@ def transpose_weights(work: QdqEditor) -> None:
     """A transposed 8-bit weight is stored transposed, so that the product reads its DequantizeLinear itself."""
     done = []
     for node in work.nodes("Transpose"):
-        dequantize = None if node.inputs[0] is None else node.inputs[0].producer()
-        if dequantize is None or not edit.is_op(dequantize, "DequantizeLinear") or node.outputs[0].is_graph_output():
+        dequantize = edit.maker_of(node.inputs[0])
+        if not edit.is_op(dequantize, "DequantizeLinear") or node.outputs[0].is_graph_output():
             continue
         values, how = edit.constant_of(dequantize.inputs[0]), quantizer_of(dequantize)
         perm = edit.ints_attribute(node, "perm")

@@ -42,7 +42,7 @@ def untied(model: ir.Model, only: Collection[str] | None = None) -> ir.Model:
 def _transposed(value: ir.Value) -> np.ndarray | None:
     """The constant of two axes that a value is the transpose of, transposed; None where it is none."""
     maker = value.producer()
-    if maker is None or not edit.is_op(maker, "Transpose") or value.is_graph_output():
+    if not edit.is_op(maker, "Transpose") or value.is_graph_output():
         return None
     if edit.ints_attribute(maker, "perm") == (0, 1):
         return None

@@ -77,7 +77,7 @@ def products_of(model: ir.Model, kind: WeightFormat, block: int) -> Products:
         layer = _layer(readers[0])
         names = tuple(str(node.name) for node in readers)
         shape = (layer.depth, layer.channels)
-        maker = readers[0].inputs[0].producer() if readers[0].inputs[0] is not None else None
+        maker = edit.maker_of(readers[0].inputs[0])
         behind = "" if maker is None else maker.op_type
         found.append(Product(str(value.name), names, shape, value.dtype or ir.DataType.FLOAT, behind))
     return Products(tuple(found), tuple(refused))

@@ -37,7 +37,6 @@ from trtopt.report.text.verdict import AS_IS, advice, against_plain, failed, ver
 from trtopt.support.precision import Precision
 
 _MOST_ROWS, _MOST_LAYERS = 12, 8
-_WORST_TENSORS = 5
 _AUTO = "auto"
 _MOSTLY = 0.8
 """Below this share of the flop in the type that was asked for, the report says so in a warning's colour."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
-from trtopt.graph.edit import input_of, ints_attribute, is_op
+from trtopt.graph.edit import input_of, ints_attribute, is_op, maker_of
 from trtopt.report.text.format import count, time_text
 from trtopt.roofline.rules.subject import POINTWISE, Proposal, Subject, source
 from trtopt.roofline.work import Gemm, Layer, Window, Work, alignment_of
@@ -78,7 +78,7 @@ def depthwise(subject: Subject) -> Iterator[Proposal]:
 def _neighbours(subject: Subject, layer: Layer, node: ir.Node) -> Iterator[tuple[Layer, Layer]]:
     """The 1x1 convolution before a depthwise one with the depthwise, and the depthwise with the 1x1 after it."""
     before = source(input_of(node, 0))
-    maker = None if before is None else before.producer()
+    maker = maker_of(before)
     producer = None if maker is None else subject.layer_of.get(str(maker.name))
     if producer is not None and before is not None and _only_reader(before) and _is_pointwise_conv(producer.work):
         yield producer, layer
@@ -161,14 +161,14 @@ def early_pooling(subject: Subject) -> Iterator[Proposal]:
     area = _input_area(subject)
     for layer, _ in subject.costed():
         pool = subject.main(layer)
-        if pool is None or not is_op(pool, *_POOLS) or not _is_early(subject, input_of(pool, 0), area):
+        if not is_op(pool, *_POOLS) or not _is_early(subject, input_of(pool, 0), area):
             continue
         strides = ints_attribute(pool, "strides") or (1,)
         if set(strides) != {2} or subject.row[layer.name].limiter != "memory":
             continue
         value = source(input_of(pool, 0))
-        producer = None if value is None else value.producer()
-        conv = subject.layer_of.get(str(producer.name)) if producer is not None and is_op(producer, "Conv") else None
+        producer = maker_of(value)
+        conv = subject.layer_of.get(str(producer.name)) if is_op(producer, "Conv") else None
         if conv is None or conv is layer or value is None or not _only_reader(value):
             continue
         strided = _strided(conv.work, strides)
@@ -257,8 +257,8 @@ def _excitation(subject: Subject, product: ir.Node) -> list[ir.Node] | None:
             continue
         path, value = [product], input_of(product, gate)
         for _ in range(_LONGEST_GATE):
-            node = None if value is None else value.producer()
-            if node is None or not is_op(node, *_GATES, *_GLOBAL_POOLS):
+            node = maker_of(value)
+            if not is_op(node, *_GATES, *_GLOBAL_POOLS):
                 break
             path.append(node)
             value = input_of(node, 0)
@@ -334,7 +334,7 @@ def _on_large_maps(subject: Subject, is_meant: Callable[[ir.Node], bool], what: 
         shape = None if node is None else subject.shape(node.inputs[0])
         if shape is None or work.kind != "memory" or subject.row[layer.name].limiter != "memory":
             continue
-        pixels = math.prod(shape[1:-1] if node is not None and is_op(node, "LayerNormalization") else shape[2:])
+        pixels = math.prod(shape[1:-1] if is_op(node, "LayerNormalization") else shape[2:])
         if len(shape) > 2 and pixels * _EARLY >= area > 0:
             layers.append(layer)
             sizes.append("x".join(str(size) for size in shape[1:]))

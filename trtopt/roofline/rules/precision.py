@@ -6,7 +6,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator
 
-from trtopt.graph.edit import constant_tensor_of, input_of, is_op
+from trtopt.graph.edit import constant_tensor_of, input_of, is_op, maker_of
 from trtopt.report.text.format import count, time_text
 from trtopt.roofline.rules.change import channels, retyped
 from trtopt.roofline.rules.subject import Proposal, Subject
@@ -269,10 +269,10 @@ def _has_constant_weight(subject: Subject, layer: Layer) -> bool:
     if node is None:
         return True
     value = input_of(node, 1)
-    maker = None if value is None else value.producer()
-    while maker is not None and is_op(maker, "DequantizeLinear", "QuantizeLinear", "Transpose"):
+    maker = maker_of(value)
+    while is_op(maker, "DequantizeLinear", "QuantizeLinear", "Transpose"):
         value = maker.inputs[0]
-        maker = None if value is None else value.producer()
+        maker = maker_of(value)
     return constant_tensor_of(value) is not None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.edit import constant_tensor_of, input_of, int_attribute, is_op
+from trtopt.graph.edit import constant_tensor_of, input_of, int_attribute, is_op, maker_of
 from trtopt.report.schema.analysis import Severity
 from trtopt.roofline.rules.change import channels, resized
 from trtopt.roofline.rules.subject import POINTWISE, Proposal, Subject, interleaved, reads_network_input, sinks, source
@@ -90,7 +90,7 @@ def alignment(subject: Subject) -> Iterator[Proposal]:
     rules of their own, and numbers of classes that are far from a multiple.
     """
     found: dict[tuple[int, Precision], list[tuple[Layer, Work, _Free]]] = defaultdict(list)
-    recent = _compute_capability(subject) >= (8, 0)
+    recent = tuple(int(part) for part in subject.gpu.compute_capability.split(".")) >= (8, 0)
     for layer, work in subject.products():
         tiers = _TIERS if recent else _TIERS[:2]
         if work.dtype not in TENSOR_CORE_TYPES or not any(
@@ -145,10 +145,6 @@ class _Free:
         )
 
 
-def _compute_capability(subject: Subject) -> tuple[int, ...]:
-    return tuple(int(part) for part in subject.gpu.compute_capability.split("."))
-
-
 def _free_sizes(subject: Subject, layer: Layer, work: Work) -> _Free:
     inputs, outputs = channels(work)
     node = subject.main(layer)
@@ -200,7 +196,7 @@ def first_layer(subject: Subject) -> Iterator[Proposal]:
         node = subject.main(layer)
         if work.window is None or work.window.group > 1 or work.dtype not in TENSOR_CORE_TYPES[1:] or work.gemm is None:
             continue
-        if node is None or not is_op(node, "Conv") or not reads_network_input(node, _BEFORE_STEM):
+        if not is_op(node, "Conv") or not reads_network_input(node, _BEFORE_STEM):
             continue
         taps = math.prod(work.window.kernel)
         size = channels(work)[0]
@@ -310,8 +306,8 @@ def _longer(us: float) -> str:
 def _is_attention(softmax: ir.Node) -> bool:
     """Whether what a softmax reads is a product of two activations."""
     origin = source(input_of(softmax, 0))
-    producer = None if origin is None else origin.producer()
-    if not is_op(producer, "MatMul", "Einsum") or producer is None:
+    producer = maker_of(origin)
+    if not is_op(producer, "MatMul", "Einsum"):
         return False
     return all(constant_tensor_of(value) is None for value in producer.inputs)
 

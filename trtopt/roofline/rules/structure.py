@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from trtopt.graph.edit import constant_tensor_of, input_of, ints_attribute, is_op
+from trtopt.graph.edit import constant_tensor_of, input_of, ints_attribute, is_op, maker_of
 from trtopt.report.text.format import count, time_text
 from trtopt.roofline.rules.subject import (
     POINTWISE,
@@ -57,12 +57,7 @@ def layout_transpose(subject: Subject) -> Iterator[Proposal]:
     layers = []
     for layer, _ in subject.costed():
         node = subject.main(layer)
-        if (
-            node is not None
-            and layer.op == "Transpose"
-            and is_op(node, "Transpose")
-            and _is_layout_change(subject, node)
-        ):
+        if layer.op == "Transpose" and is_op(node, "Transpose") and _is_layout_change(subject, node):
             layers.append(layer)
     if layers:
         yield Proposal(
@@ -78,7 +73,7 @@ def _is_layout_change(subject: Subject, node: ir.Node) -> bool:
     order = ints_attribute(node, "perm")
     if order in _TO_CHANNELS_LAST:
         origin = source(input_of(node, 0), _AROUND)
-        maker = None if origin is None else origin.producer()
+        maker = maker_of(origin)
         return is_op(maker, *_SPATIAL)
     if order in _TO_CHANNELS_FIRST:
         return any(is_op(user, *_SPATIAL) for user in sinks(node.outputs[0], _AROUND)[0])
@@ -182,8 +177,8 @@ def normalization(subject: Subject) -> Iterator[Proposal]:
 def _is_grouped(layer: Layer, subject: Subject) -> bool:
     """Whether an InstanceNormalization of rows that a Reshape makes of several channels is a group normalization."""
     for node in (subject.node[name] for name in layer.onnx_nodes if name in subject.node):
-        split = node.inputs[0].producer() if is_op(node, "InstanceNormalization") and node.inputs[0] else None
-        if split is not None and is_op(split, "Reshape"):
+        split = maker_of(node.inputs[0]) if is_op(node, "InstanceNormalization") else None
+        if is_op(split, "Reshape"):
             rows, maps = (subject.shapes.get(str(value.name)) for value in (split.outputs[0], split.inputs[0]) if value)
             return rows is not None and maps is not None and len(maps) > 2 and rows[1] < maps[1]
     return False
@@ -212,7 +207,7 @@ def qkv(subject: Subject) -> Iterator[Proposal]:
     groups: dict[tuple[ir.Value, ir.Graph | ir.Function | None, int, int], list[tuple[Layer, Work]]] = defaultdict(list)
     for layer, work in subject.products():
         node = subject.main(layer)
-        if work.kind != "gemm" or work.gemm is None or not is_op(node, "MatMul", "Gemm") or node is None:
+        if work.kind != "gemm" or work.gemm is None or not is_op(node, "MatMul", "Gemm"):
             continue
         data = input_of(node, 0)
         if data is not None and constant_tensor_of(data) is None and layer.onnx_nodes:
@@ -275,8 +270,8 @@ def weight_layout(subject: Subject) -> Iterator[Proposal]:
     nodes: list[str] = []
     for node in subject.node.values():
         operand = input_of(node, 1) if is_op(node, "MatMul", "Gemm") else None
-        turn = None if operand is None else operand.producer()
-        if turn is None or not is_op(turn, "Transpose") or not _is_weight(input_of(turn, 0)):
+        turn = maker_of(operand)
+        if not is_op(turn, "Transpose") or not _is_weight(input_of(turn, 0)):
             continue
         nodes.append(str(turn.name))
         layer = subject.layer_of.get(str(turn.name))
@@ -300,10 +295,10 @@ def _is_weight(value: ir.Value | None) -> bool:
     if origin.is_graph_input():
         return origin.shape is not None and len(origin.shape) == 2 and all(isinstance(d, int) for d in origin.shape)
     maker = origin.producer()
-    if not is_op(maker, "DequantizeLinear") or maker is None:
+    if not is_op(maker, "DequantizeLinear"):
         return False
     quantized = maker.inputs[0]
-    made_by = None if quantized is None else quantized.producer()
-    if is_op(made_by, "QuantizeLinear") and made_by is not None:
+    made_by = maker_of(quantized)
+    if is_op(made_by, "QuantizeLinear"):
         quantized = made_by.inputs[0]
     return constant_tensor_of(quantized) is not None

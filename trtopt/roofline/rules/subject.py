@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from trtopt.graph.edit import all_nodes, constant_tensor_of, input_of
+from trtopt.graph.edit import all_nodes, constant_tensor_of, input_of, maker_of
 from trtopt.graph.products import Shapes
 from trtopt.hardware.spec import GpuSpec
 from trtopt.report.schema.analysis import LayerRow, Severity
@@ -170,7 +170,7 @@ class Subject:
 def source(value: ir.Value | None, through: frozenset[str] = POINTWISE) -> ir.Value | None:
     """Where data comes from: back over nodes of ``through``, along the first input that is no constant."""
     for _ in range(_LONGEST_CHAIN):
-        node = None if value is None else value.producer()
+        node = maker_of(value)
         if node is None or node.domain != "" or node.op_type not in through:
             return value
         value = next((item for item in node.inputs if item is not None and constant_tensor_of(item) is None), None)
