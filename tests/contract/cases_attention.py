@@ -79,6 +79,13 @@ SCALED, UNTURNED = (
     body.replace("s0 = MatMul(q3, k3)", "qz = Mul(q3, sq) kz = Mul(k3, sk) s0 = MatMul(qz, kz)")
     for body in (str(TURNED["body"]), f"{Q} {K} {V} {CORE} {MIX} {OUT}")
 )
+PACKED, PACKED_ALL = (
+    f"{parts} {UNTURNED.replace('k0 = MatMul(x, wk)', '').replace('v0 = MatMul(x, wv)', '').replace(*queries)}"
+    for parts, queries in (
+        ("kv = MatMul(x, wkv) k0, v0 = Split <axis = -1> (kv, parts)", ("", "")),
+        ("qkv = MatMul(x, wkv) q0, k0, v0 = Split <axis = -1> (qkv, parts)", ("q0 = MatMul(x, wq)", "")),
+    )
+)
 
 CASES: tuple[Case, ...] = (
     case("rotated", **turned()),
@@ -292,6 +299,21 @@ CASES: tuple[Case, ...] = (
                     "y = Add(o3, bo)", "sum = ReduceSum <keepdims = 0> (kz) ye = Add(o3, bo) y = Add(ye, sum)"
                 ),
             ),
+        )
+    ),
+    *(
+        Case(
+            "scaled-keys",
+            label,
+            f"{IO} <{HEADS}, int64[{count}] parts = {{{', '.join('8' * count)}}}, float sq = {{0.5}}, "
+            f"float sk = {{0.5}}> {{ {graph} }}",
+            weights={"wq": (8, 8), "wo": (8, 8), "wkv": (8, 8 * count), **B},
+            tolerance=2e-5,
+            changes=changes,
+        )
+        for label, count, changes, graph in (
+            ("packed-with-values", 2, 1, PACKED),
+            ("packed-with-queries", 3, 0, PACKED_ALL),
         )
     ),
     *(

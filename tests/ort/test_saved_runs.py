@@ -24,6 +24,7 @@ from trtopt.precision.write import apply_plan
 from trtopt.report.schema.build import BuildReport
 from trtopt.source.onnx_file import load
 from trtopt.source.save import save_model
+from trtopt.support.ort_session import OrtSession
 from trtopt.support.precision import Precision
 
 LEVELS = ("DISABLE_ALL", "ENABLE_BASIC", "ENABLE_EXTENDED", "ENABLE_LAYOUT", "ENABLE_ALL")
@@ -144,6 +145,56 @@ def test_only_products_behind_such_a_transpose_change(tmp_path: Path) -> None:
     )
     shapes = {name: value.shape for name, value in ir.load(path).graph.initializers.items()}
     assert sorted(tuple(shape or ()) for shape in shapes.values()) == [(1, 2, 2), (2, 2), (2, 2)]
+
+
+TAKE = {
+    "slices": "{0}5 = Slice(p, i{1}, i{2}, i0) {0} = Squeeze({0}5, i0)",
+    "gathers": "{0} = Gather<axis = 0>(p, n{1})",
+}
+SCALED = ["Mul(q, f)", "Mul(f, q)"]
+
+
+def attention_of_a_map(taken: str, scaled: str) -> tuple[str, np.ndarray]:
+    """Attention as timm writes it on a map, queries multiplied by a number of FP16; the weight of its projection."""
+    weight = np.random.default_rng(2).integers(-8, 8, (8, 24)).astype(np.float16) / 8
+    indices = ", ".join(f"int64[1] i{at} = {{{at}}}, int64 n{at} = {{{at}}}" for at in range(4))
+    heads = " ".join(TAKE[taken].format(name, at, at + 1) for at, name in enumerate("qkv"))
+    text = (
+        "g (float16[2, 8, 2, 3] x) => (float16[2, 2, 6, 4] y) "
+        f"<int64[3] a = {{2, 8, 6}}, int64[5] b = {{2, 6, 3, 2, 4}}, "
+        f"float16 f = {halves(np.array([0.5]))}, float16[8, 24] w = {halves(weight)}, {indices}> {{ "
+        "r = Reshape(x, a) t = Transpose<perm = [0, 2, 1]>(r) m = MatMul(t, w) h = Reshape(m, b) "
+        f"p = Transpose<perm = [2, 0, 3, 1, 4]>(h) {heads} s = {scaled} u = Transpose<perm = [0, 1, 3, 2]>(k) "
+        "o = MatMul(s, u) z = Softmax<axis = -1>(o) y = MatMul(z, v) }"
+    )
+    return text, weight
+
+
+def attended(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    packed = x.astype(np.float32).reshape(2, 8, 6).transpose(0, 2, 1) @ weight.astype(np.float32)
+    q, k, v = packed.reshape(2, 6, 3, 2, 4).transpose(2, 0, 3, 1, 4)
+    exponents = np.exp(0.5 * q @ k.transpose(0, 1, 3, 2))
+    return np.asarray(exponents / exponents.sum(-1, keepdims=True) @ v)
+
+
+@pytest.mark.parametrize("taken", TAKE)
+@pytest.mark.parametrize("scaled", SCALED)
+def test_attention_scaled_by_a_number_of_fp16_loads(taken: str, scaled: str, tmp_path: Path) -> None:
+    """ONNX Runtime 1.31 read the number as FP32, from ENABLE_EXTENDED on (timm's CSATv2)."""
+    text, weight = attention_of_a_map(taken, scaled)
+    path = saved(text, tmp_path)
+    found = outputs_at_every_level(path)
+    assert_equal(found, [attended(np.load(path.with_suffix(".in.npz"))["x"], weight)], 2e-2)
+
+
+@pytest.mark.parametrize("taken", TAKE)
+def test_attention_of_others_scaled_by_a_number_of_fp16_runs(taken: str, tmp_path: Path) -> None:
+    """As it is given, before any of our rewriting."""
+    text, weight = attention_of_a_map(taken, SCALED[0])
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}'), tmp_path / "given.onnx")
+    x = np.random.default_rng(0).standard_normal((2, 8, 2, 3)).astype(np.float16)
+    with OrtSession(load(tmp_path / "given.onnx").model) as session:
+        assert_equal({"given": session.run({"x": x})}, [attended(x, weight)], 2e-2)
 
 
 @pytest.mark.parametrize("move", ["Transpose<perm = [1, 0]>(d)", "Reshape(d, s)", "Unsqueeze(d, a)"])

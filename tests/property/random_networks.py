@@ -24,6 +24,7 @@ from token_parts import (
     linear,
     mixer,
     normalized_attention,
+    packed_keys,
     relative_scores,
     repeated_bias,
     selected,
@@ -57,6 +58,7 @@ RARE_PARTS = (
     *(windows_apart,) * 3,
     *(reduced_map,) * 4,
     *(scaled,) * 2,
+    *(packed_keys,) * 2,
 )  # fmt: skip
 
 

@@ -394,6 +394,24 @@ def _heads_in_batch(b: NetBuilder, projected: Sequence[Value], size: int) -> Val
     return b.transpose(b.op("MatMul", [weights.name, b.transpose(v, 1, 0, 2).name], ("R", s, size)), 1, 0, 2)
 
 
+def packed_keys(b: NetBuilder, x: Value) -> Value:
+    """Attention whose keys and values are one projection, or the queries too; both sides are scaled by one number."""
+    n, s, _ = x.shape
+    heads, size = b.size(2, 3), b.size(2, 5)
+    width, y = heads * size, layer_norm(b, x)
+    count = b.pick(2, 2, 2, 3)
+    packed = linear(b, y, count * width, bias=b.pick(None, True))
+    parts = b.many("Split", [packed.name, b.ints(*(width,) * count)], [(n, s, width)] * count, axis=2)
+    projected = parts if count == 3 else [linear(b, y, width), *parts]
+    q, k, v = (b.transpose(b.reshape(each, n, s, heads, size), 0, 2, 1, 3) for each in projected)
+    root = b.scalar(b.pick(size**-0.25, size**-0.25, 1.5))
+    turned = b.transpose(b.binary("Mul", k, root), 0, 1, 3, 2)
+    scores = b.op("MatMul", [b.binary("Mul", q, root).name, turned.name], (n, heads, s, s))
+    mixed = b.op("MatMul", [b.unary("Softmax", scores, axis=-1).name, v.name], (n, heads, s, size))
+    joined = b.reshape(b.transpose(mixed, 0, 2, 1, 3), n, s, width)
+    return b.binary("Add", x, linear(b, joined, x.width))
+
+
 def relative_scores(b: NetBuilder, x: Value) -> Value:
     """Weights of tokens by their distance, of which each row takes those of its own."""
     n, s, d = x.shape[0], x.dim(1), x.width

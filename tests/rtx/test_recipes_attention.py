@@ -70,7 +70,8 @@ def blocks(folder: Path, body: str, count: int = 3, size: int = 64) -> ModelArti
     )
     rng = np.random.default_rng(0)
     shapes: dict[str, tuple[int, ...]] = {
-        **{f"w{name}": (768, 12 * size) for name in "qkv"},
+        **{f"w{name}": (768, 12 * size) for name in ("q" if "wkv" in body else "qkv")},
+        **({"wkv": (768, 24 * size)} if "wkv" in body else {}),
         **{f"b{name}": (12 * size,) for name in "qkv"},
         "wo": (12 * size, 768),
         **{f"w{name}": (768, 3072) for name in ("ug" if "wg" in body else "u")},
@@ -154,6 +155,18 @@ def test_values_beside_rotated_queries_and_keys_are_read_in_place(tmp_path: Path
 def test_normalized_keys_that_are_not_scaled_are_written_where_attention_reads_them(tmp_path: Path) -> None:
     scores = "q9 = Mul(q3, half) k9 = Mul(k3, half) t = MatMul(q9, k9)".replace("half", "size")
     plain, scaled = costs(blocks(tmp_path, turned(_NORMALIZED, scores), count=2), "scaled-keys")
+    assert scaled.kernels <= plain.kernels - 2
+    assert scaled.bytes < plain.bytes and scaled.predicted_us < plain.predicted_us
+
+
+def test_keys_packed_with_values_that_are_not_scaled_are_written_where_attention_reads_them(tmp_path: Path) -> None:
+    """Keys and values by one projection, queries by another, as torch's attention is exported."""
+    body = _PRE.replace("k0 = MatMul(n, wk)", "m9 = MatMul(n, wkv) k0, v0 = Split <axis = 2, num_outputs = 2> (m9)")
+    body = body.replace("v0 = MatMul(n, wv) ", "")
+    body = body.replace(
+        "s = MatMul(q3, k3) t = Mul(s, size)", "q9 = Mul(q3, size) k9 = Mul(k3, size) t = MatMul(q9, k9)"
+    )
+    plain, scaled = costs(blocks(tmp_path, body, count=2), "scaled-keys")
     assert scaled.kernels <= plain.kernels - 2
     assert scaled.bytes < plain.bytes and scaled.predicted_us < plain.predicted_us
 

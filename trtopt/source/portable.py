@@ -1,12 +1,14 @@
 """Forms of saved graphs that runtimes other than the compiler read too.
 
-ONNX Runtime rewrites a graph when it loads it, and two of its rewritings fail on graphs that are valid (1.31):
+ONNX Runtime rewrites a graph when it loads it, and three of its rewritings fail on graphs that are valid (1.31):
 
 - It moves Q/DQ over Reshape, Transpose, Squeeze and Unsqueeze, naming INT8 as the type of the quantizer that it writes,
   and then makes INT8 UINT8 with another zero point: the two contradict each other, and the model does not load. It
   leaves a DequantizeLinear without a zero point alone; INT8 with the zero point 0 says the same without it.
 - It takes a Transpose of FP16 that moves the first axis into a product, drops it from the graph, finds that the
   operands differ in rank, and goes on with what it has dropped: SIGSEGV. Operands of one rank it takes in.
+- It looks for attention of a map whose queries, one part of their projection, are multiplied by one number, and reads
+  an FP16 number as FP32: the model does not load. It looks at scalars and vectors only.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ def make_portable(model: ir.Model) -> None:
     found = [(node, place, rank) for node in products for place, rank in _lower_operands(node)]
     if found:
         idle |= _raise_ranks(model, found)
+    idle |= _matrices_of_factors(model)
     for graph in edit.all_graphs(model.graph):
         for name, value in list(graph.initializers.items()):
             if value in idle and not value.uses() and not value.is_graph_output() and not value.is_graph_input():
@@ -86,6 +89,32 @@ def _raise_ranks(model: ir.Model, found: list[tuple[ir.Node, int, int]]) -> set[
             _squeeze(node, axes[-1], names)
         read.add(value)
     return read
+
+
+def _matrices_of_factors(model: ir.Model) -> set[ir.Value]:
+    """Store the FP16 number that a squeezed tensor of rank 4 is multiplied by as a matrix. The numbers that were read
+    before."""
+    names, made = edit.Names(model), dict[tuple[ir.Value, ir.Graph], ir.Value]()
+    for node in list(edit.all_nodes(model.graph)):
+        for place in (0, 1) if edit.is_op(node, "Mul") else ():
+            value, other = edit.input_of(node, place), edit.input_of(node, 1 - place)
+            if value is None or not _is_half_number(value) or not _is_squeezed(other):
+                continue
+            key = (value, edit.graph_of(node))
+            if key not in made:
+                made[key] = _with_axes(value, [*range(2 - len(edit.dims_of_value(value) or ()))], node, names)
+            node.replace_input_with(place, made[key])
+    return {value for value, _ in made}
+
+
+def _is_half_number(value: ir.Value) -> bool:
+    tensor = edit.constant_tensor_of(value)
+    return tensor is not None and tensor.dtype is ir.DataType.FLOAT16 and tensor.size == 1 and len(tensor.shape) < 2
+
+
+def _is_squeezed(value: ir.Value | None) -> bool:
+    dims = None if value is None else edit.dims_of_value(value)
+    return value is not None and edit.is_op(value.producer(), "Squeeze") and dims is not None and len(dims) == 4
 
 
 def _with_axes(value: ir.Value, axes: list[int], node: ir.Node, names: edit.Names) -> ir.Value:

@@ -44,8 +44,9 @@ _WRONG_FOR_FP8 = ("ReluQuantRewrite", "ClipQuantRewrite")
 """They take the FP8 zero point 0 for the lowest UINT8 and remove a ReLU or Clip that the quantizer does not stand for
 (ONNX Runtime 1.31)."""
 
-_CRASHES_ON_FP16 = ("MatmulTransposeFusion",)
-"""It dies of SIGSEGV on a product of a Transpose of FP16 with an operand of lower rank (ONNX Runtime 1.31)."""
+_FAILS_ON_FP16 = ("MatmulTransposeFusion", "AttentionFusion")
+"""The first dies of SIGSEGV on a product of a Transpose of FP16 with an operand of lower rank, the second refuses
+attention of a map whose queries are multiplied by a number of FP16 (ONNX Runtime 1.31)."""
 
 _BY_REFERENCE = frozenset(
     {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.INT8, ir.DataType.UINT8}
@@ -130,7 +131,7 @@ class OrtSession:
             values = {name: _by_reference(ort, array) for name, array in self._weights.items()}
             if brief or mapped is not None:
                 options.add_session_config_entry("session.disable_prepacking", "1")
-            disabled = [*_WRONG_FOR_FP8, *(_CRASHES_ON_FP16 if _turns_fp16(light) else ())]
+            disabled = [*_WRONG_FOR_FP8, *(_FAILS_ON_FP16 if _turns_fp16(light) else ())]
             if mapped is not None:
                 disabled += _COPIES_WEIGHTS
                 _hold_once(options, mapped, values)
