@@ -142,11 +142,11 @@ def _reshaped(node: ir.Node, size: int, wide: int) -> list[_Change] | None:
 
 
 def _scaled(node: ir.Node) -> ir.Value | None:
-    """What a node hands on times one number; None where it does something else."""
+    """What a node hands on times one number, with as many axes; None where it does something else."""
     if is_pass(node):
         return node.inputs[0]
-    found = scaled_by(node)
-    return found[0] if found is not None and found[1].size == 1 else None
+    data, number = scaled_by(node) or (None, np.zeros(0))
+    return data if number.size == 1 and data is not None and number.ndim <= len(data.shape or ()) else None
 
 
 def _weight(node: ir.Node, columns: bool, size: int, wide: int) -> _Change | None:
@@ -187,7 +187,7 @@ def _before(value: ir.Value, axis: int, size: int, wide: int) -> list[_Change] |
         elif source is None and edit.is_op(node, "Add"):
             index = 1 if edit.constant_tensor_of(node.inputs[1]) is not None else 0
             bias, source = _bias(node, index, size, wide), node.inputs[1 - index]
-            if bias is None:
+            if bias is None or source is None or bias[2].ndim > len(source.shape or ()):
                 return None
             changes.append(bias)
         elif source is None:

@@ -30,8 +30,8 @@ class MaskedRows:
     Numerics:
         Exact for scores and values that are numbers below 1e30 (3e4 in FP16): rows masked throughout are 0 as before.
     Refuses when:
-        The weights are used elsewhere, or several masks may hold -inf: together they may mask a row that none of them
-        masks.
+        The weights are used elsewhere, several masks may hold -inf (together they may mask a row that none of them
+        masks), or the mask is multiplied by what may be negative or zero.
     """
 
     name: str = "masked-rows"
@@ -105,6 +105,10 @@ def _addition(softmax: ir.Node, scores: Scores) -> ir.Node | None:
         index = _mask_index(node, scores)
         if index is None:
             break
+        if add is not None and edit.is_op(node, "Mul", "Div"):
+            factor = scores.of(node.inputs[1 - index])
+            if factor is None or factor.low <= 0:  # -inf becomes +inf, or NaN
+                return None
         add, value = node if edit.is_op(node, "Add") else add, node.inputs[index]
     index = None if add is None else _mask_index(add, scores)
     mask = None if add is None or index is None else add.inputs[index]

@@ -189,6 +189,18 @@ CASES: tuple[Case, ...] = (
         values={"near": np.ones((5, 5), np.float32)},
     ),
     rows(
+        "negative-mask",  # +inf where it masks: rows with one such key are 0 in the original, and would be NaN
+        f"{SCORES} {KEYS} b = Where(k0, zero, inf) m0 = Mul(minus, b) s2 = Add(m0, s1) {SOFTMAX} {GUARD}",
+        values={"minus": np.asarray(-1.5, np.float32)},
+        changes=0,
+        refusals=1,
+    ),
+    rows(
+        "halved-mask",
+        f"{SCORES} {KEYS} b = Where(k0, zero, inf) m0 = Mul(b, half) s2 = Add(m0, s1) {SOFTMAX} {GUARD}",
+        values={"half": np.asarray(0.5, np.float32)},
+    ),
+    rows(
         "causal-beside",
         f"{SCORES} {KEYS} b = Where(k0, zero, inf) s3 = Add(b, s1) s2 = Add(s3, causal) {SOFTMAX} {GUARD}",
         values=CAUSAL,

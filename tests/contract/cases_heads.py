@@ -48,6 +48,18 @@ CASES: tuple[Case, ...] = (
         "scaled-before",
         f"{Q} {K} {V} q4 = Mul(q3, sc) k4 = Div(k3, sc) s1 = MatMul(q4, k4) p = Softmax <axis = -1> (s1) {MIX} {OUT}",
     ),
+    refused(
+        "scale-of-more-axes",  # queries of five, of which the batch is the second
+        f"{Q} {K} {V} q4 = Mul(q3, five) s1 = MatMul(q4, k3) p = Softmax <axis = -1> (s1) "
+        f"{MIX.replace('(o0)', '(r0)').replace('o1 =', 'r0 = Reshape(o0, four) o1 =')} {OUT}",
+        constants=f"{HEADS}, float[1, 1, 1, 1, 1] five = {{0.5}}, int64[4] four = {{2, 2, 5, 4}}",
+    ),
+    refused(
+        "bias-of-more-axes",
+        f"{Q} {K} {V} q4 = Add(q3, five) s1 = MatMul(q4, k3) p = Softmax <axis = -1> (s1) "
+        f"{MIX.replace('(o0)', '(r0)').replace('o1 =', 'r0 = Reshape(o0, four) o1 =')} {OUT}",
+        constants=f"{HEADS}, float[1, 1, 1, 1, 4] five = {{1, 2, 3, 4}}, int64[4] four = {{2, 2, 5, 4}}",
+    ),
     heads("masked", MASKED, io="g (float[2, 5, 8] x, float[5, 5] m) => (float[2, 5, 8] y)"),
     heads(
         "gemm",

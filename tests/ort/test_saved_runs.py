@@ -187,6 +187,16 @@ def test_attention_scaled_by_a_number_of_fp16_loads(taken: str, scaled: str, tmp
     assert_equal(found, [attended(np.load(path.with_suffix(".in.npz"))["x"], weight)], 2e-2)
 
 
+@pytest.mark.parametrize("made", ["Cast<to = 10>(e)", "Identity(e)"])
+def test_attention_scaled_by_a_number_made_of_a_constant_loads(made: str, tmp_path: Path) -> None:
+    """ONNX Runtime computes the number before it looks for attention."""
+    text, weight = attention_of_a_map("slices", SCALED[0])
+    given = "float e = {0.5}" if made.startswith("Cast") else f"float16 e = {halves(np.array([0.5]))}"
+    number = f"float16 f = {halves(np.array([0.5]))}"
+    path = saved(text.replace(number, given).replace("{ r =", f"{{ f = {made} r ="), tmp_path)
+    assert_equal(outputs_at_every_level(path), [attended(np.load(path.with_suffix(".in.npz"))["x"], weight)], 2e-2)
+
+
 @pytest.mark.parametrize("taken", TAKE)
 def test_attention_of_others_scaled_by_a_number_of_fp16_runs(taken: str, tmp_path: Path) -> None:
     """As it is given, before any of our rewriting."""

@@ -147,6 +147,19 @@ def test_sizes_that_one_inference_leaves_open_are_found_in_the_part_that_compute
     assert found["y"] == (5, 4) and found["late"] == (5,)
 
 
+def test_a_size_that_is_found_late_and_does_not_fit_is_an_error() -> None:
+    """Without the numbers, the Expand has the shape of what it repeats."""
+    model = infer_shapes(
+        parse(
+            "g (float[N, 4] x) => (float[M, 4] y) <int64[1] zero = {0}, int64[1] one = {1}> "
+            "{ s = Shape(x) n = Gather(s, zero) o = Mul(n, one) times = Concat<axis = 0>(o, one) "
+            "t = Tile(x, times) d = Shape(t) y = Expand(x, d) }"
+        )
+    )
+    with pytest.raises(InvalidModelError):
+        static_shapes(model, {"x": (3, 4)})
+
+
 def test_values_whose_shape_depends_on_data_are_absent() -> None:
     shapes = static_shapes(parse("g (float[N] x) => (int64[1, M] y) { y = NonZero(x) }"), {"x": (4,)})
     assert "y" not in shapes and shapes["x"] == (4,)

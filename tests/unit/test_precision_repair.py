@@ -105,6 +105,15 @@ def test_a_bound_missed_by_little_takes_few_evaluations() -> None:
     assert bench.asked <= MOST_EVALUATIONS
 
 
+def test_a_bound_missed_by_little_for_nodes_far_apart_is_left_to_the_first_search() -> None:
+    """The shortest stretch that holds three of the four is long: pruning it took the evaluations of the first search,
+    and 149 nodes went back."""
+    culprits = {"n5", "n100", "n200", "n290"}
+    found, bench = mended(300, added(dict.fromkeys(culprits, 0.45), 0.2 / 300))
+    assert found.after.is_allowed and set(found.fallbacks) < culprits
+    assert bench.asked <= MOST_EVALUATIONS + 2 * math.ceil(math.log2(300))
+
+
 def test_of_harm_that_only_all_together_do_a_part_goes_back() -> None:
     found, _ = mended(40, lambda narrow: 100.0 if len(narrow) > 30 else 0.0)
     assert found.after.is_allowed and len(found.fallbacks) == 10

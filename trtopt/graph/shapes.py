@@ -198,12 +198,18 @@ def _quick_shapes(
 
 
 def _around(model: ir.Model, left: Sequence[ir.Node], shapes: Mapping[str, tuple[int, ...]]) -> ir.Model:
-    """A model of the nodes that are left open, of what reads them, and of what computes the numbers they read: sizes
-    are found there as in the whole, which may be many times as large. The whole, where a value at its border has no
-    type."""
+    """A model of the nodes that are left open, of what reads them or numbers computed from them, and of what computes
+    the numbers they read: sizes are found there, and do not fit, as in the whole, which may be many times as large. The
+    whole, where a value at its border has no type."""
     numbers = _numbers(model)
-    chosen = {*left, *(user for node in left for value in node.outputs for user, _ in value.uses())}
+    chosen = set(left)
     border: dict[ir.Value, None] = {}
+    stack = list(left)
+    while stack:
+        made = stack.pop().outputs
+        readers = {user for value in made for user, _ in value.uses()} - chosen
+        chosen |= readers
+        stack += [reader for reader in readers if not numbers.isdisjoint(reader.outputs)]
     stack = list(chosen)
     while stack:
         for value in stack.pop().inputs:

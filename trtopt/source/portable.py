@@ -108,8 +108,12 @@ def _matrices_of_factors(model: ir.Model) -> set[ir.Value]:
 
 
 def _is_half_number(value: ir.Value) -> bool:
-    tensor = edit.constant_tensor_of(value)
-    return tensor is not None and tensor.dtype is ir.DataType.FLOAT16 and tensor.size == 1 and len(tensor.shape) < 2
+    """Whether a value is one FP16 number, constant or made of one that is."""
+    source: ir.Value | None = value
+    while edit.is_op(node := edit.maker_of(source), "Cast", "Identity"):
+        source = node.inputs[0]
+    tensor = edit.constant_tensor_of(source)
+    return value.dtype is ir.DataType.FLOAT16 and tensor is not None and tensor.size == 1 and len(tensor.shape) < 2
 
 
 def _is_squeezed(value: ir.Value | None) -> bool:

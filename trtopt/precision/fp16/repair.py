@@ -188,18 +188,16 @@ class _Search:
 
     def sets(self, before: Damage) -> list[dict[str, str]]:
         """Nodes that go back to FP32, the fewest first; none where nothing helps."""
-        stretch: dict[str, str] | None = None
-        if before.excess <= _NEAR:
-            stretch = self.without_spare(self.stretch(before))
-            if self._are_few(stretch) and self.damage(stretch).is_allowed:
-                return [stretch]
+        stretch = self.stretch(before) if before.excess <= _NEAR else {}
+        if self._are_few(stretch) and self.damage(stretch).is_allowed:
+            return [self.without_spare(stretch)]
+        self._most += self.evaluations - 1  # a long stretch takes nothing from the first search
         after = self.run(before)
         if self.jumps or after.excess >= before.excess:
             return []
         if not self.gave_up or not after.is_allowed or self._are_few(self.back):
             return [self.back]
-        stretch = stretch or self.without_spare(self.stretch(before))
-        return sorted((self.without_spare(self.back), stretch), key=len)
+        return sorted((self.without_spare(back) for back in (self.back, stretch or self.stretch(before))), key=len)
 
     def _are_few(self, back: Collection[str]) -> bool:
         return len(back) <= max(_FEW, _PART * len(self.nodes))
